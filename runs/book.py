@@ -1,0 +1,270 @@
+"""What the runs import to put values, tables, figures and each rank's text on the book's pages.
+
+In a notebook the helpers display what the book quotes; in a plain script they print it:
+
+    python runs/05-ring.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import numbers
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VALUES = "application/vnd.miniddp.values+json"
+RANKS = "application/vnd.miniddp.ranks+json"
+
+RANK_COLORS = (
+    "#2563eb",
+    "#c2410c",
+    "#15803d",
+    "#a21caf",
+    "#b45309",
+    "#0e7490",
+    "#be123c",
+    "#4d7c0f",
+)
+"""The colour of each rank, the same on every page."""
+
+FOREGROUND, MUTED, LINE, SURFACE, BACKGROUND = "#1b1f24", "#57606a", "#8b949e", "#f6f8fa", "#ffffff"
+
+# What ran, for the recorder.
+facts: dict[str, Any] = {"provenance": None, "data_used": False}
+
+
+def record(**values: float | str) -> None:
+    """Keep numbers or strings under names that the book's prose can quote."""
+    plain = {name: _plain(name, value) for name, value in values.items()}
+    if not plain:
+        raise ValueError("record() needs at least one value, such as record(seconds=1.5)")
+    _show({VALUES: plain}, "\n".join(f"{name} = {value}" for name, value in plain.items()))
+
+
+def show_ranks(texts: Iterable[str], title: str | None = None) -> None:
+    """Show what each rank printed: one text per rank, or the result of ``run_ranks``."""
+    ranks = [str(text).rstrip() for text in getattr(texts, "outputs", texts)]
+    bundle = {"ranks": ranks, **({"title": title} if title else {})}
+    lines = [
+        f"rank {rank} | {line}" for rank, text in enumerate(ranks) for line in text.split("\n")
+    ]
+    _show({RANKS: bundle}, "\n".join([title, *lines] if title else lines))
+
+
+def table(
+    rows: Iterable[Sequence[Any]], columns: Sequence[str], align: Sequence[str] | None = None
+) -> None:
+    """Show a table. ``align`` has an ``l`` or ``r`` per column; numbers go to the right."""
+    raw = [list(row) for row in rows]
+    for number, row in enumerate(raw):
+        if len(row) != len(columns):
+            raise ValueError(f"row {number} has {len(row)} cells, expected {len(columns)}: {row}")
+    if align is None:
+        align = ["r" if _is_numeric(row[i] for row in raw) else "l" for i in range(len(columns))]
+    if len(align) != len(columns) or set(align) - {"l", "r"}:
+        raise ValueError(f"align must have an l or r for each of {len(columns)} columns: {align}")
+    cells = [list(columns), *([_cell(cell) for cell in row] for row in raw)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(columns))]
+    lines = [_line(row, widths, align) for row in cells]
+    rule = [
+        "-" * (width - 1) + (":" if side == "r" else "-")
+        for width, side in zip(widths, align, strict=True)
+    ]
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in cells]
+    markdown = [_pipes(row) for row in (escaped[0], rule, *escaped[1:])]
+    _show({"text/markdown": "\n".join(markdown)}, "\n".join(lines))
+
+
+def figure(fig: Figure) -> None:
+    """Show a matplotlib figure as SVG that follows the page's colours, then close it."""
+    import matplotlib.pyplot as plt
+
+    _show({"image/svg+xml": _svg(fig)}, _describe(fig))
+    plt.close(fig)
+
+
+def provenance(
+    device: Any, world_size: int | Iterable[int], backend: str | Iterable[str] | None
+) -> None:
+    """Say once per run on what it ran: the device type, the numbers of ranks, the backends."""
+    if facts["provenance"] is not None and "ipykernel" not in sys.modules:
+        raise RuntimeError("provenance() was called twice, expected once per run")
+    kind = str(device).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, not {kind!r}")
+    sizes = [world_size] if isinstance(world_size, int) else list(world_size)
+    backends = [backend] if isinstance(backend, str) else list(backend or [])
+    facts["provenance"] = {"device": kind, "world_size": sizes, "backend": backends}
+    ranks = " and ".join(map(str, sizes))
+    over = f" over {' and '.join(backends)}" if backends else ""
+    print(f"{kind}: {ranks} {'rank' if sizes == [1] else 'ranks'}{over}")
+
+
+def data_dir() -> Path | None:
+    """The folder given by ``--data-dir`` (or DATA_DIR of ``make record``); None if not given."""
+    given = os.environ.get("MINIDDP_DATA_DIR") or _option("--data-dir")
+    if not given:
+        return None
+    folder = Path(given)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--data-dir: no folder {given}")
+    facts["data_used"] = True
+    return folder
+
+
+# Showing
+
+
+def _show(bundle: Mapping[str, Any], text: str) -> None:
+    """Display in a notebook, print in a script."""
+    if "ipykernel" not in sys.modules:
+        print(text)
+        return
+    from IPython.display import display
+
+    display({**bundle, "text/plain": text}, raw=True)
+
+
+def _option(name: str) -> str | None:
+    for i, argument in enumerate(sys.argv):
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+        if argument == name and i + 1 < len(sys.argv):
+            return sys.argv[i + 1]
+    return None
+
+
+def _plain(name: str, value: Any) -> int | float | str:
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"{name} must be a number or a string, not {type(value).__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, expected a finite number")
+    return value
+
+
+def _is_numeric(values: Iterable[Any]) -> bool:
+    return all(isinstance(v, numbers.Number) or re.match(r"[-+−]?\d", str(v)) for v in values)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return " ".join(str(value).split())
+
+
+def _line(row: Sequence[str], widths: Sequence[int], align: Sequence[str]) -> str:
+    padded = [
+        cell.rjust(width) if side == "r" else cell.ljust(width)
+        for cell, width, side in zip(row, widths, align, strict=True)
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _pipes(row: Sequence[str]) -> str:
+    return f"| {' | '.join(row)} |"
+
+
+# Figures
+
+
+def _style() -> None:
+    try:
+        import matplotlib
+        from cycler import cycler
+    except ModuleNotFoundError:
+        return
+    matplotlib.rcParams.update(
+        {
+            "figure.figsize": (5.2, 3.2),
+            "figure.constrained_layout.use": True,
+            "figure.facecolor": "none",
+            "savefig.facecolor": "none",
+            "savefig.transparent": True,
+            "svg.fonttype": "none",
+            "svg.hashsalt": os.environ.get("MINIDDP_RUN") or Path(sys.argv[0]).stem,
+            "font.family": ["DejaVu Sans"],
+            "font.size": 11,
+            "text.color": FOREGROUND,
+            "axes.facecolor": "none",
+            "axes.edgecolor": LINE,
+            "axes.labelcolor": MUTED,
+            "axes.titlesize": 11,
+            "axes.titlelocation": "left",
+            "axes.prop_cycle": cycler(color=RANK_COLORS),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.axisbelow": True,
+            "axes.grid": True,
+            "grid.color": LINE,
+            "grid.alpha": 0.35,
+            "grid.linewidth": 0.6,
+            "xtick.color": LINE,
+            "ytick.color": LINE,
+            "xtick.labelcolor": MUTED,
+            "ytick.labelcolor": MUTED,
+            "xtick.labelsize": 10,
+            "ytick.labelsize": 10,
+            "legend.frameon": False,
+            "legend.fontsize": 10,
+            "lines.linewidth": 2,
+            "lines.markersize": 5,
+            "patch.edgecolor": LINE,
+            "hatch.color": LINE,
+        }
+    )
+
+
+def _svg(fig: Figure) -> str:
+    """An SVG that can stand inside a page: scoped style, system font, ids of its own."""
+    buffer = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    fig.savefig(buffer, format="svg", metadata=metadata)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
+    style = "stroke-linejoin: round; stroke-linecap: butt"
+    svg = svg.replace("<svg ", f'<svg style="{style}" ', 1)
+    svg = re.sub(r"'DejaVu Sans'(, ('[^']*'|sans-serif))*", "system-ui, sans-serif", svg)
+    _check_colors(svg)
+    return _with_own_ids(svg)
+
+
+def _check_colors(svg: str) -> None:
+    palette = {*RANK_COLORS, FOREGROUND, MUTED, LINE, SURFACE, BACKGROUND}
+    used = set(re.findall(r"(?<!url\()#[0-9a-fA-F]{6}\b", svg))
+    if foreign := sorted(used - palette):
+        raise ValueError(
+            f"the figure uses {', '.join(foreign)}, expected only colours of book.py's palette"
+        )
+
+
+def _with_own_ids(svg: str) -> str:
+    """Drop the ids that nothing refers to; make the others unique on any page."""
+    prefix = f"f{hashlib.sha256(svg.encode()).hexdigest()[:8]}-"
+    used = set(re.findall(r'(?:url\(|href=")#([\w.-]+)', svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", svg)
+    return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
+
+
+def _describe(fig: Figure) -> str:
+    parts = []
+    for axes in fig.axes:
+        labels = [label for label in axes.get_legend_handles_labels()[1] if label[:1] != "_"]
+        what = f"{axes.get_ylabel() or 'y'} against {axes.get_xlabel() or 'x'}"
+        parts.append(what + (f" ({', '.join(labels)})" if labels else ""))
+    return f"figure: {'; '.join(parts)}"
+
+
+_style()
