@@ -1,0 +1,139 @@
+// The theme toggle and the tooltips of terms, recorded values and annotations.
+// Used by the Quarto build and by the plain build.
+
+const root = document.documentElement;
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
+// Theme ---------------------------------------------------------------------------------------
+
+const SUN = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 4.5a3.5 3.5 0 1 0 0 7 3.5 3.5 0 0 0 0-7ZM7.3 0h1.4v2.6H7.3Zm0 13.4h1.4V16H7.3ZM0 7.3h2.6v1.4H0Zm13.4 0H16v1.4h-2.6ZM1.8 2.8l1-1 1.9 1.9-1 1Zm9.5 9.5 1-1 1.9 1.9-1 1ZM1.8 13.2l1.9-1.9 1 1-1.9 1.9Zm9.5-9.5 1.9-1.9 1 1-1.9 1.9Z"/></svg>';
+const MOON = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M6.2 1.1a7 7 0 1 0 8.7 8.7A5.6 5.6 0 0 1 6.2 1.1Z"/></svg>';
+
+const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : systemIsDark.matches);
+
+function showTheme() {
+  const dark = isDark();
+  for (const button of document.querySelectorAll(".theme-toggle")) {
+    button.setAttribute("aria-pressed", String(dark));
+    button.innerHTML = dark ? SUN : MOON;
+  }
+}
+
+function toggleTheme() {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  try {
+    localStorage.setItem("theme", root.dataset.theme);
+  } catch {
+    // Storage can be forbidden: the choice then lasts for this page.
+  }
+  showTheme();
+}
+
+function addToggles() {
+  const places = document.querySelectorAll("[data-theme-slot], .sidebar-title, .quarto-secondary-nav > div");
+  for (const place of places) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "theme-toggle";
+    button.title = "Dark theme";
+    button.setAttribute("aria-label", "Dark theme");
+    button.addEventListener("click", toggleTheme);
+    place.append(button);
+  }
+  showTheme();
+}
+
+systemIsDark.addEventListener("change", showTheme);
+
+// Tooltips ------------------------------------------------------------------------------------
+
+let tips = 0;
+
+// Without tippy: one element per tooltip, shown on hover and focus, hidden on leave and Escape.
+function plainTip(owner, text) {
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.id = `tip-${++tips}`;
+  tip.role = "tooltip";
+  tip.textContent = text;
+  tip.hidden = true;
+  document.body.append(tip);
+  owner.setAttribute("aria-describedby", tip.id);
+
+  let leaving;
+  const show = () => {
+    clearTimeout(leaving);
+    tip.hidden = false;
+    const place = owner.getBoundingClientRect();
+    const below = place.bottom + tip.offsetHeight + 8 < innerHeight || place.top < tip.offsetHeight + 8;
+    const left = Math.min(place.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
+    tip.style.left = `${scrollX + Math.max(8, left)}px`;
+    tip.style.top = `${scrollY + (below ? place.bottom + 6 : place.top - tip.offsetHeight - 6)}px`;
+  };
+  const hide = () => {
+    tip.hidden = true;
+  };
+  const leave = () => {
+    leaving = setTimeout(hide, 150);
+  };
+  for (const element of [owner, tip]) {
+    element.addEventListener("mouseenter", show);
+    element.addEventListener("mouseleave", leave);
+  }
+  owner.addEventListener("focus", show);
+  owner.addEventListener("blur", hide);
+  return { isShown: () => !tip.hidden, show, hide };
+}
+
+function tippyTip(owner, text) {
+  const tip = window.tippy(owner, {
+    content: text,
+    theme: "quarto",
+    placement: "bottom-start",
+    arrow: false,
+    interactive: true,
+    delay: [100, 0],
+    appendTo: document.body,
+    // An interactive tippy sets no description by itself.
+    aria: { content: "describedby", expanded: false },
+  });
+  return { isShown: () => tip.state.isShown, show: () => tip.show(), hide: () => tip.hide() };
+}
+
+const shown = [];
+
+function addTip(owner) {
+  const text = owner.dataset.tip;
+  if (!text) return;
+  owner.removeAttribute("title");
+  if (!owner.matches("a[href], button")) owner.tabIndex = 0;
+  const tip = window.tippy ? tippyTip(owner, text) : plainTip(owner, text);
+  shown.push(tip);
+
+  // A first touch shows the definition, a second one follows the link.
+  let wasShown = false;
+  owner.addEventListener("pointerdown", () => {
+    wasShown = tip.isShown();
+  });
+  owner.addEventListener("click", (event) => {
+    if (event.pointerType !== "touch" || wasShown) return;
+    event.preventDefault();
+    tip.show();
+  });
+}
+
+function nameAnnotations() {
+  for (const button of document.querySelectorAll("button.code-annotation-anchor")) {
+    button.setAttribute("aria-label", `Note ${button.textContent.trim()}`);
+  }
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  window.tippy?.hideAll?.();
+  for (const tip of shown) tip.hide();
+});
+
+addToggles();
+nameAnnotations();
+document.querySelectorAll("[data-tip]").forEach(addTip);
