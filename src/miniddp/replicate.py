@@ -1,0 +1,142 @@
+"""Replicas: every rank starts from the same parameters and buffers, or says that it does not."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from miniddp.process import check_group
+
+
+class Fingerprint(NamedTuple):
+    """What two replicas of one parameter or buffer must share."""
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    digest: str
+
+
+def broadcast_module(
+    module: nn.Module, process_group: dist.ProcessGroup | None = None, src: int = 0
+) -> None:
+    """Overwrite the parameters and buffers of every rank, in place, with those of one rank.
+
+    `src` is that rank's number in the group. Shapes and dtypes must be the same on every rank.
+    """
+    check_group(process_group)
+    source = dist.get_global_rank(process_group or _world(), src)
+    for _, _, tensor in _tensors(module):
+        _broadcast(tensor, source, process_group)
+
+
+def verify_replicas(
+    module: nn.Module, process_group: dist.ProcessGroup | None = None, values: bool = True
+) -> None:
+    """Raise `ValueError` on every rank unless all ranks hold the same parameters and buffers.
+
+    The error names the first one that differs in name, shape, dtype, kind of device or value, on
+    which ranks, and by how much. `values=False` compares everything but values. Costs one exchange of digests, whatever the size of the module.
+    """
+    check_group(process_group)
+    own = [_fingerprint(kind, name, tensor, values) for kind, name, tensor in _tensors(module)]
+    gathered: list[list[Fingerprint]] = [[] for _ in range(dist.get_world_size(process_group))]
+    dist.all_gather_object(gathered, own, group=process_group)
+    _check_devices(gathered[0], dist.get_backend(process_group))
+    if (difference := _first_difference(gathered)) is None:
+        return
+    index, field, odd = difference
+    first, *others = dist.get_process_group_ranks(process_group or _world())
+    ranks = ", ".join(str(([first, *others])[position]) for position in odd)
+    if field == "digest":
+        largest = _largest_difference(module, index, first, process_group)
+        entry = gathered[0][index]
+        raise ValueError(
+            f"replicas differ: {entry.kind} {entry.name!r} of rank {ranks} is not that of rank "
+            f"{first}, the largest absolute difference is {largest:.6g}"
+        )
+    here, there = (_describe(gathered[position], index, field) for position in (0, odd[0]))
+    raise ValueError(f"replicas differ: {here} on rank {first}, but {there} on rank {ranks}")
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Kind, name and tensor of every parameter and buffer; a tied one once."""
+    parameters = (("parameter", name, p.detach()) for name, p in module.named_parameters())
+    buffers = (("buffer", name, buffer.detach()) for name, buffer in module.named_buffers())
+    return chain(parameters, buffers)
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def _broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None) -> None:
+    """Broadcast as bytes, so that any dtype and any memory layout travels."""
+    if tensor.numel() == 0:
+        return
+    data = tensor.contiguous()
+    dist.broadcast(_bytes(data), source, group=group)
+    tensor.copy_(data)
+
+
+def _bytes(contiguous: torch.Tensor) -> torch.Tensor:
+    return contiguous.reshape(-1).view(torch.uint8)
+
+
+def _fingerprint(kind: str, name: str, tensor: torch.Tensor, values: bool) -> Fingerprint:
+    digest = ""
+    if values and tensor.device.type != "meta":
+        data = _bytes(tensor.cpu().contiguous()).numpy()
+        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype)
+    return Fingerprint(kind, name, shape, dtype, tensor.device.type, digest)
+
+
+def _check_devices(tensors: Sequence[Fingerprint], backend: str) -> None:
+    for tensor in tensors:
+        if tensor.device == "meta" or (backend == "nccl" and tensor.device != "cuda"):
+            raise ValueError(
+                f"{tensor.kind} {tensor.name!r} is on the {tensor.device} device, which {backend} "
+                "cannot reach: call module.to(miniddp.process.device()) first"
+            )
+
+
+def _first_difference(
+    replicas: Sequence[Sequence[Fingerprint]],
+) -> tuple[int, str, list[int]] | None:
+    """Index, field and the replicas that differ from the first. All names, then all shapes, …"""
+    for field in Fingerprint._fields:
+        for index, tensors in enumerate(zip_longest(*replicas)):
+            values = [getattr(tensor, field, None) for tensor in tensors]
+            if odd := [position for position, value in enumerate(values) if value != values[0]]:
+                return index, field, odd
+    return None
+
+
+def _describe(replica: Sequence[Fingerprint], index: int, field: str) -> str:
+    if index >= len(replica):
+        return f"there are only {len(replica)} parameters and buffers"
+    tensor = replica[index]
+    if field in ("kind", "name"):
+        return f"number {index + 1} of {len(replica)} is {tensor.kind} {tensor.name!r}"
+    return f"{tensor.kind} {tensor.name!r} has {field} {getattr(tensor, field)}"
+
+
+def _largest_difference(
+    module: nn.Module, index: int, source: int, group: dist.ProcessGroup | None
+) -> float:
+    """Largest absolute difference of one tensor between the ranks and rank `source`."""
+    tensor = list(_tensors(module))[index][2]
+    reference = tensor.clone()
+    _broadcast(reference, source, group)
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    own = (tensor.to(wide) - reference.to(wide)).abs().max()
+    dist.all_reduce(own, dist.ReduceOp.MAX, group=group)
+    return float(own)
