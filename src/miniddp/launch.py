@@ -117,16 +117,15 @@ def _start(
     folder: Path, rank: int, environment: Mapping[str, str], backend: str | None
 ) -> BaseProcess:
     """Start one rank. A fork server imports torch once; where there is none, each rank does."""
+    context: Any = multiprocessing.get_context("spawn")
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
         # torch.optim imports torch._dynamo, which takes a second. Not where there is a GPU:
         # a fork server that has touched CUDA would forbid it to the ranks.
         also = [] if torch.cuda.is_available() else ["torch._dynamo"]
         context.set_forkserver_preload([worker.__name__, *also])
-    else:
-        context = multiprocessing.get_context("spawn")
     environment = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+    process: BaseProcess = context.Process(
         target=worker.main, args=(folder, rank, environment, backend), name=f"rank {rank}"
     )
     with _hidden_main():

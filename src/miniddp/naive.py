@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from miniddp.process import check_group
 from miniddp.replicate import verify_replicas
 
 

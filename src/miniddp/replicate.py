@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ class Fingerprint(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     device: str
+    requires_grad: bool
     digest: str
 
 
@@ -41,35 +42,36 @@ def verify_replicas(
 ) -> None:
     """Raise `ValueError` on every rank unless all ranks hold the same parameters and buffers.
 
-    The error names the first one that differs in name, shape, dtype, kind of device or value, on
-    which ranks, and by how much. `values=False` compares everything but values. Costs one exchange of digests, whatever the size of the module.
+    The error names the first one that differs in name, shape, dtype, kind of device,
+    `requires_grad` or value, on which ranks, and by how much. `values=False` leaves values out.
+    Costs one exchange of digests, whatever the size of the module.
     """
     check_group(process_group)
     own = [_fingerprint(kind, name, tensor, values) for kind, name, tensor in _tensors(module)]
     gathered: list[list[Fingerprint]] = [[] for _ in range(dist.get_world_size(process_group))]
     dist.all_gather_object(gathered, own, group=process_group)
-    _check_devices(gathered[0], dist.get_backend(process_group))
+    _check_devices(gathered[0], dist.get_backend_config(process_group))
     if (difference := _first_difference(gathered)) is None:
         return
     index, field, odd = difference
-    first, *others = dist.get_process_group_ranks(process_group or _world())
-    ranks = ", ".join(str(([first, *others])[position]) for position in odd)
-    if field == "digest":
-        largest = _largest_difference(module, index, first, process_group)
-        entry = gathered[0][index]
-        raise ValueError(
-            f"replicas differ: {entry.kind} {entry.name!r} of rank {ranks} is not that of rank "
-            f"{first}, the largest absolute difference is {largest:.6g}"
-        )
-    here, there = (_describe(gathered[position], index, field) for position in (0, odd[0]))
-    raise ValueError(f"replicas differ: {here} on rank {first}, but {there} on rank {ranks}")
+    ranks = dist.get_process_group_ranks(process_group or _world())
+    if field != "digest":
+        seen = (f"{_describe(gathered[i], index, field)} on rank {ranks[i]}" for i in [0, *odd])
+        raise ValueError(f"replicas differ: {', '.join(seen)}")
+    largest = _largest_difference(module, index, ranks[0], process_group)
+    raise ValueError(
+        f"replicas differ: {own[index].kind} {own[index].name!r} of rank "
+        f"{', '.join(str(ranks[i]) for i in odd)} is not that of rank {ranks[0]}, the largest "
+        f"absolute difference is {largest:.6g}"
+    )
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Kind, name and tensor of every parameter and buffer; a tied one once."""
-    parameters = (("parameter", name, p.detach()) for name, p in module.named_parameters())
-    buffers = (("buffer", name, buffer.detach()) for name, buffer in module.named_buffers())
-    return chain(parameters, buffers)
+    for name, parameter in module.named_parameters():
+        yield "parameter", name, parameter
+    for name, buffer in module.named_buffers():
+        yield "buffer", name, buffer
 
 
 def _world() -> dist.ProcessGroup:
@@ -77,11 +79,12 @@ def _world() -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
+@torch.no_grad()
 def _broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup | None) -> None:
     """Broadcast as bytes, so that any dtype and any memory layout travels."""
     if tensor.numel() == 0:
         return
-    data = tensor.contiguous()
+    data = tensor.detach().contiguous()
     dist.broadcast(_bytes(data), source, group=group)
     tensor.copy_(data)
 
@@ -91,20 +94,20 @@ def _bytes(contiguous: torch.Tensor) -> torch.Tensor:
 
 
 def _fingerprint(kind: str, name: str, tensor: torch.Tensor, values: bool) -> Fingerprint:
+    shape, dtype, device = tuple(tensor.shape), str(tensor.dtype), tensor.device.type
     digest = ""
-    if values and tensor.device.type != "meta":
-        data = _bytes(tensor.cpu().contiguous()).numpy()
+    if values and device != "meta":
+        data = _bytes(tensor.detach().cpu().contiguous()).numpy().data
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    shape, dtype = tuple(tensor.shape), str(tensor.dtype)
-    return Fingerprint(kind, name, shape, dtype, tensor.device.type, digest)
+    return Fingerprint(kind, name, shape, dtype, device, tensor.requires_grad, digest)
 
 
-def _check_devices(tensors: Sequence[Fingerprint], backend: str) -> None:
+def _check_devices(tensors: Sequence[Fingerprint], backends: str) -> None:
     for tensor in tensors:
-        if tensor.device == "meta" or (backend == "nccl" and tensor.device != "cuda"):
+        if f"{tensor.device}:" not in backends:
             raise ValueError(
-                f"{tensor.kind} {tensor.name!r} is on the {tensor.device} device, which {backend} "
-                "cannot reach: call module.to(miniddp.process.device()) first"
+                f"{tensor.kind} {tensor.name!r} is on {tensor.device}, for which the process group "
+                f"has no backend (it has {backends}): call module.to(device) first"
             )
 
 
@@ -121,19 +124,19 @@ def _first_difference(
 
 
 def _describe(replica: Sequence[Fingerprint], index: int, field: str) -> str:
+    """What a replica has at a place of the list of all parameters and buffers."""
     if index >= len(replica):
-        return f"there are only {len(replica)} parameters and buffers"
+        return f"no parameter or buffer number {index + 1}"
     tensor = replica[index]
-    if field in ("kind", "name"):
-        return f"number {index + 1} of {len(replica)} is {tensor.kind} {tensor.name!r}"
-    return f"{tensor.kind} {tensor.name!r} has {field} {getattr(tensor, field)}"
+    what = f"{tensor.kind} {tensor.name!r}"
+    return what if field in ("kind", "name") else f"{what} with {field}={getattr(tensor, field)}"
 
 
 def _largest_difference(
     module: nn.Module, index: int, source: int, group: dist.ProcessGroup | None
 ) -> float:
     """Largest absolute difference of one tensor between the ranks and rank `source`."""
-    tensor = list(_tensors(module))[index][2]
+    tensor = list(_tensors(module))[index][2].detach()
     reference = tensor.clone()
     _broadcast(reference, source, group)
     wide = torch.complex128 if tensor.is_complex() else torch.float64
