@@ -200,7 +200,7 @@ def test_a_comment_or_blank_line_inside_a_string_is_code(project):
         RUN,
         "# ---\n# jupyter:\n#   jupytext:\n#     cell_metadata_filter: -all\n# ---\n\n" + RUN,
         "import os\n\n# %% [markdown] tags=['t']\n#\n# a\n#  b\n#c\n\n"
-        '# %% A title name="x"\n\ny = 1\n\n',
+        '# %% A title name="x"\ny = 1\n\n',
         "# %%\n\n# %% [raw]\n# z\n",
     ],
 )

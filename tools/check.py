@@ -1,0 +1,421 @@
+"""Check the book without executing anything: recordings, chapters, diagrams.
+
+    python tools/check.py
+    python tools/check.py --write-status
+
+A CPU recording that is stale or missing is an error, a GPU recording that is stale is reported.
+Needs only Python's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import digest
+import scrub
+
+ROOT = digest.ROOT
+KINDS = ("cpu", "gpu")
+STATUS = Path("runs/status.json")
+METADATA: dict[str, type | tuple[type, ...]] = {
+    "run": str,
+    "kind": str,
+    "device": str,
+    "device_count": int,
+    "world_size": list,
+    "backend": list,
+    "versions": dict,
+    "data": (dict, type(None)),
+    "commit": str,
+    "dirty": bool,
+    "date": str,
+    "command": str,
+    "seconds": (int, float),
+    "symbols": dict,
+}
+
+
+class BadRecording(ValueError):  # noqa: N818
+    """A file under runs/ that is not a recording; the message says why."""
+
+
+# Freshness
+
+
+def recording_path(root: Path, run: str, kind: str) -> Path:
+    return root / "runs" / f"{run}.{kind}.ipynb"
+
+
+def read_recording(path: Path) -> dict[str, Any]:
+    """The notebook in a file; BadRecording if it is none or lacks what a recording carries."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise BadRecording(f"{path.name} is not a notebook: not JSON") from None
+    if (
+        not isinstance(notebook, dict)
+        or notebook.get("nbformat") != 4
+        or not isinstance(notebook.get("cells"), list)
+        or not isinstance(notebook.get("metadata"), dict)
+    ):
+        raise BadRecording(f"{path.name} is not a notebook of format 4")
+    carried = notebook["metadata"].get("miniddp")
+    if not isinstance(carried, dict):
+        raise BadRecording(f"{path.name} has no metadata 'miniddp': not made by make record")
+    for key, kind in METADATA.items():
+        if key not in carried:
+            raise BadRecording(f"{path.name} lacks the metadata {key!r}")
+        if not isinstance(carried[key], kind):
+            raise BadRecording(f"{path.name}: metadata {key!r} is {carried[key]!r}")
+    return notebook
+
+
+def freshness(root: Path, run: str, kind: str) -> tuple[str, list[str]]:
+    """``fresh``, ``stale`` or ``missing``, and what differs."""
+    path = recording_path(root, run, kind)
+    if not path.is_file():
+        return "missing", []
+    try:
+        recorded = read_recording(path)["metadata"]["miniddp"]["symbols"]
+    except BadRecording as error:
+        return "missing", [str(error)]
+    changes = digest.differences(recorded, digest.symbols(root, run))
+    return ("stale" if changes else "fresh"), changes
+
+
+def status(root: Path) -> dict[str, dict[str, str]]:
+    """``{"05-ring": {"cpu": "fresh", "gpu": "stale"}}``: what the book's badges say."""
+    return {
+        run: {kind: freshness(root, run, kind)[0] for kind in KINDS}
+        for run in digest.run_names(root)
+    }
+
+
+def status_text(root: Path) -> str:
+    return json.dumps(status(root), indent=2) + "\n"
+
+
+def write_status(root: Path) -> None:
+    unfinished = root / f"{STATUS}.unfinished"
+    unfinished.write_text(status_text(root), encoding="utf-8")
+    unfinished.replace(root / STATUS)
+
+
+def freshness_problems(root: Path) -> Iterator[str]:
+    """Stale or missing CPU recordings, and a status file that says otherwise."""
+    for run in digest.run_names(root):
+        state, changes = freshness(root, run, "cpu")
+        if state != "fresh":
+            why = f": {', '.join(changes)}" if changes else ""
+            yield f"runs/{run}.cpu.ipynb is {state}{why} (make record RUN={run})"
+    file = root / STATUS
+    if not file.is_file() or file.read_text(encoding="utf-8") != status_text(root):
+        yield f"{STATUS} is out of date (python tools/check.py --write-status)"
+
+
+# Recordings
+
+
+def recordings(root: Path) -> list[Path]:
+    return sorted((root / "runs").glob("*.ipynb"))
+
+
+def recording_problems(root: Path) -> Iterator[str]:
+    runs = digest.run_names(root)
+    for path in recordings(root):
+        where = f"runs/{path.name}"
+        try:
+            notebook = read_recording(path)
+        except BadRecording as error:
+            yield f"runs/{error}"
+            continue
+        carried = notebook["metadata"]["miniddp"]
+        if path.name != f"{carried['run']}.{carried['kind']}.ipynb":
+            yield f"{where} says that it is {carried['run']} on {carried['kind']}"
+        if carried["run"] not in runs:
+            yield f"{where} has no run: runs/{carried['run']}.py does not exist"
+        if not re.fullmatch(r"[0-9a-f]{40}", carried["commit"]):
+            yield f"{where}: commit is {carried['commit']!r}, expected 40 hex digits"
+        yield from (f"{where}: {problem}" for problem in cell_problems(notebook))
+        yield from (f"{where} holds {trace}" for trace in machine_traces(notebook))
+
+
+def cell_problems(notebook: dict[str, Any]) -> Iterator[str]:
+    identities = [cell.get("id") for cell in notebook["cells"]]
+    if None in identities or len(set(identities)) != len(identities):
+        yield "cells need ids, each once"
+    for number, cell in enumerate(notebook["cells"], 1):
+        name = cell.get("metadata", {}).get("name") or f"cell {number}"
+        if cell.get("cell_type") != "code":
+            continue
+        if cell.get("execution_count") is None and "".join(cell.get("source", "")).strip():
+            yield f"{name} was not executed"
+        if any(output.get("output_type") == "error" for output in cell.get("outputs", [])):
+            yield f"{name} ended in an error"
+
+
+def machine_traces(notebook: dict[str, Any]) -> list[str]:
+    """Paths, addresses and terminal codes of one machine that a notebook still holds."""
+    found = []
+    for cell in notebook["cells"]:
+        name = cell.get("metadata", {}).get("name") or cell.get("id")
+        for mime, text in output_texts(cell):
+            found += [f"{trace!r} in {name}" for trace in scrub.leaks(text, "svg" in mime)]
+    for text in _strings(dict(notebook["metadata"].get("miniddp", {}))):
+        found += [f"{trace!r} in its metadata" for trace in scrub.HOME.findall(text)]
+    return found
+
+
+def output_texts(cell: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every text in the outputs of a cell, with its MIME type."""
+    for output in cell.get("outputs", []):
+        if "text" in output:
+            yield "text/plain", "".join(output["text"])
+        for mime, data in output.get("data", {}).items():
+            if isinstance(data, list):
+                data = "".join(data)
+            if not mime.startswith("image/") or "svg" in mime:
+                yield from ((mime, text) for text in _strings(data))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def uncommitted(root: Path) -> Iterator[str]:
+    for path in recordings(root):
+        try:
+            if read_recording(path)["metadata"]["miniddp"]["dirty"]:
+                yield f"runs/{path.name} was recorded from uncommitted code"
+        except BadRecording:
+            continue
+
+
+# The book
+
+
+def pages(root: Path) -> list[Path]:
+    return [
+        path
+        for path in (
+            root / "index.qmd",
+            *sorted((root / "chapters").glob("*.qmd")),
+            *sorted((root / "runs").glob("*.qmd")),
+        )
+        if path.is_file()
+    ]
+
+
+def listed_pages(root: Path) -> list[str]:
+    """The pages that _quarto.yml names."""
+    text = (root / "_quarto.yml").read_text(encoding="utf-8")
+    lines = (line.partition(" #")[0] for line in text.splitlines() if line.lstrip()[:1] != "#")
+    found = [name for line in lines for name in re.findall(r"[\w.:/-]+\.(?:qmd|ipynb)\b", line)]
+    return [name.lstrip("/") for name in found if "://" not in name]
+
+
+def page_problems(root: Path) -> Iterator[str]:
+    """Pages that are listed and absent, or present and not listed."""
+    if not (root / "_quarto.yml").is_file():
+        yield "_quarto.yml is missing"
+        return
+    listed = listed_pages(root)
+    for name in dict.fromkeys(listed):
+        if not (root / name).is_file():
+            yield f"_quarto.yml names {name}, which does not exist"
+    for path in pages(root):
+        name = path.relative_to(root).as_posix()
+        if name not in listed:
+            yield f"{name} is not listed in _quarto.yml"
+    for run in digest.run_names(root):
+        if not (root / "runs" / f"{run}.qmd").is_file():
+            yield f"runs/{run}.py has no page: runs/{run}.qmd does not exist"
+
+
+def chapter_problems(root: Path) -> Iterator[str]:
+    """Executable cells, and images that say nothing to those who do not see them."""
+    for path in pages(root):
+        name = path.relative_to(root).as_posix()
+        text = path.read_text(encoding="utf-8")
+        for number, line in fence_openings(text):
+            if match := re.match(r"\s*[`~]{3,}\s*\{([A-Za-z]\w*)", line):
+                yield f"{name}, line {number}: executable cell {{{match[1]}}}; quote a run instead"
+        for match in re.finditer(r"!\[([^\]]*)\]\([^)]*\)(\{[^}]*\})?", text):
+            if not match[1].strip() and "fig-alt=" not in (match[2] or ""):
+                number = text.count("\n", 0, match.start()) + 1
+                yield f"{name}, line {number}: image without alternative text"
+
+
+def fence_openings(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that open a fenced code block, with their numbers."""
+    open_fence = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        match = re.match(r"\s*(`{3,}|~{3,})(.*)", line)
+        if not match:
+            continue
+        fence, rest = match.groups()
+        if not open_fence:
+            open_fence = fence
+            yield number, line
+        elif fence.startswith(open_fence) and not rest.strip():
+            open_fence = ""
+
+
+def diagram_problems(root: Path) -> Iterator[str]:
+    """What an SVG needs to be read aloud, to scale and to stand beside others on a page."""
+    svg = "{http://www.w3.org/2000/svg}"
+    for path in sorted((root / "vis").glob("*.svg")):
+        if path.stem == "favicon":
+            continue
+        where = f"vis/{path.name}"
+        try:
+            tree = ElementTree.parse(path).getroot()
+        except ElementTree.ParseError as error:
+            yield f"{where} is not well-formed XML: {error}"
+            continue
+        if tree.tag != f"{svg}svg":
+            yield f"{where}: the root element is not <svg> of {svg.strip('{}')}"
+            continue
+        for name in ("title", "desc"):
+            element = tree.find(f"{svg}{name}")
+            if element is None or not "".join(element.itertext()).strip():
+                yield f"{where} has no <{name}>"
+        if "viewBox" not in tree.attrib:
+            yield f"{where} has no viewBox"
+        for element in tree.iter():
+            identity = element.get("id", path.stem)
+            if identity != path.stem and not identity.startswith(f"{path.stem}-"):
+                yield f"{where}: id {identity!r} does not start with '{path.stem}-'"
+
+
+UNITS = (
+    r"[GMk]i?B/s|Gbit/s|ms|[µμ]s|us|ns|s|seconds?|minutes?|hours?|%|percent|×(?!\s*[\d$])"
+    r"|(?:tokens|samples|steps)/s(?:/GPU)?|TFLOPS?(?:/s)?|times (?:as fast|faster|slower)"
+)
+TYPED_NUMBER = re.compile(rf"(?<![\w.,@/-])\d[\d.,]*[\s\u00a0]?(?:{UNITS})(?![\w/])")
+
+
+def typed_numbers(root: Path) -> Iterator[str]:
+    """Numbers with a measured unit that prose states without a recording or a citation."""
+    for path in pages(root):
+        name = path.relative_to(root).as_posix()
+        for number, text in prose(path.read_text(encoding="utf-8")):
+            for match in TYPED_NUMBER.finditer(text):
+                line = number + text.count("\n", 0, match.start())
+                found = " ".join(match[0].split())
+                yield f"{name}, line {line}: {found!r} is typed by hand; quote a run or cite"
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs of prose without citations, with the number of their first line.
+
+    Left out: front matter, code, math, tables, exercises, spans with attributes, link targets.
+    Newlines stay, so that line numbers can be counted.
+    """
+    blank = re.compile(r"[^\n]")
+    for pattern in (
+        r"\A---\n.*?\n---\n",
+        r"<!--.*?-->",
+        r"(?m)^(\s*)(`{3,}|~{3,})[^\n]*\n(?:.*?\n)??\1\2[`~]*[ \t]*$",
+        r"\$\$.*?\$\$(?:\s*\{[^}]*\})?",
+    ):
+        text = re.sub(pattern, lambda m: blank.sub(" ", m[0]), text, flags=re.DOTALL)
+    lines = [
+        "" if skipped or re.match(r"\s*(\||:::)", line) else line
+        for skipped, line in in_exercises(text.split("\n"))
+    ]
+    start = 0
+    for number, line in enumerate([*lines, ""]):
+        if line.strip():
+            continue
+        paragraph = "\n".join(lines[start:number])
+        if paragraph.strip() and not re.search(r"\[-?@|@[\w:-]+ \[|\]\(https?:", paragraph):
+            yield start + 1, _without_inline_markup(paragraph)
+        start = number + 1
+
+
+def in_exercises(lines: list[str]) -> Iterator[tuple[bool, str]]:
+    """Each line, and whether it stands in an exercise or its answer."""
+    divs: list[str] = []
+    for line in lines:
+        match = re.match(r"\s*:{3,}\s*(.*)", line)
+        if match and match[1].strip(" :"):
+            divs.append(match[1])
+        elif match and divs:
+            divs.pop()
+        yield any(re.search(r"\b(exercise|answer)\b", div) for div in divs), line
+
+
+def _without_inline_markup(paragraph: str) -> str:
+    for pattern in (r"(`+).+?\1", r"\$[^$\n]+\$", r"\[[^\]\n]*\]\{[^}]*\}", r"\]\([^)]*\)"):
+        paragraph = re.sub(pattern, "", paragraph)
+    return paragraph
+
+
+# Command line
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"check.py: {message} (see --help)\n")
+
+
+def report(root: Path) -> Iterator[str]:
+    """One line per run: how fresh its recordings are."""
+    width = max([len(run) for run in digest.run_names(root)], default=0)
+    for run in digest.run_names(root):
+        states = {kind: freshness(root, run, kind) for kind in KINDS}
+        said = "  ".join(f"{kind.upper()} {states[kind][0]:<7}" for kind in KINDS)
+        changes = states["gpu"][1] if states["gpu"][0] == "stale" else []
+        why = f"  GPU: {', '.join(changes)}" if changes else ""
+        yield f"{run:<{width}}  {said}{why}".rstrip()
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-status", action="store_true", help=f"write {STATUS}")
+    options = parser.parse_args(arguments)
+    try:
+        if options.write_status:
+            write_status(root)
+        for line in report(root):
+            print(line)
+        problems = [
+            problem
+            for check in (
+                freshness_problems,
+                recording_problems,
+                page_problems,
+                chapter_problems,
+                diagram_problems,
+            )
+            for problem in check(root)
+        ]
+        warnings = [*uncommitted(root), *typed_numbers(root)]
+    except (digest.DigestError, OSError) as error:
+        print(f"check.py: {error}", file=sys.stderr)
+        return 2
+    for warning in warnings:
+        print(f"warning: {warning}")
+    for problem in problems:
+        print(f"error: {problem}")
+    print(f"{len(problems)} errors, {len(warnings)} warnings")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
