@@ -1,0 +1,53 @@
+-- The book's own markup, for Quarto (registered `at: pre-ast`) and for `pandoc --lua-filter`.
+-- README.md beside this file shows each construct.
+
+local here = pandoc.path.directory(PANDOC_SCRIPT_FILE)
+local loaded = {}
+
+-- Loads a module of this folder once. `require` would look in other places first.
+local function import(name)
+  if not loaded[name] then
+    local chunk = assert(loadfile(pandoc.path.join { here, name .. ".lua" }))
+    loaded[name] = chunk(import, here)
+  end
+  return loaded[name]
+end
+
+local boxes = import "boxes"
+local glossary = import "glossary"
+local notebook = import "notebook"
+local place = import "place"
+local reading_time = import "reading_time"
+
+local spans = { val = import "value", term = glossary.term }
+local divs = {
+  code = import "code",
+  run = import "run",
+  diagram = import "diagram",
+  notebook = notebook.notebook,
+  recordings = notebook.recordings,
+  takeaways = boxes.takeaways,
+  objectives = boxes.objectives,
+  exercise = boxes.exercise,
+  answer = boxes.answer,
+}
+
+-- The function that replaces an element by what the renderer of its class makes of it.
+local function replace_by(renderers)
+  return function(element)
+    for _, class in ipairs(element.classes) do
+      if renderers[class] then return renderers[class](element, place.of(element, class)) end
+    end
+  end
+end
+
+function Pandoc(doc)
+  local minutes = reading_time.of(doc)
+  local blocks = glossary.name_terms(doc.blocks)
+  blocks = blocks:walk { Span = replace_by(spans) }
+  blocks = blocks:walk { Div = replace_by(divs) }
+  doc.blocks = reading_time.insert(blocks, minutes)
+  return doc
+end
+
+return { { Pandoc = Pandoc } }

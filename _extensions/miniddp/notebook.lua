@@ -1,0 +1,115 @@
+-- `.notebook`: a whole executed run. `.recordings`: every run with its provenance.
+
+local import = ...
+local outputs = import "output"
+local project = import "project"
+local provenance = import "provenance"
+local recording = import "recording"
+local tabs = import "tabs"
+
+local M = {}
+
+local function cells_of(texts)
+  local cells = {}
+  for _, text in ipairs(texts) do
+    table.insert(cells, { pandoc.Plain(type(text) == "string" and pandoc.Inlines(text) or text) })
+  end
+  return cells
+end
+
+local function make_table(header, rows, class)
+  local aligns, widths, cells = {}, {}, {}
+  for column in ipairs(rows[1]) do
+    aligns[column], widths[column] = "AlignDefault", 0
+  end
+  for _, row in ipairs(rows) do table.insert(cells, cells_of(row)) end
+  local simple = pandoc.SimpleTable({}, aligns, widths, header and cells_of(header) or {}, cells)
+  local made = pandoc.utils.from_simple_table(simple)
+  made.classes = class and { class } or {}
+  made.bodies[1].row_head_columns = 1
+  return made
+end
+
+-- One level below the page's title, and with names that two tabs do not share.
+local function fit_headings(blocks, kind)
+  return blocks:walk {
+    Header = function(header)
+      header.level = header.level + 1
+      header.identifier = kind .. "-" .. header.identifier
+      header.classes:insert("unnumbered")
+      return header
+    end,
+  }
+end
+
+local function markdown_cell(source, kind)
+  return pandoc.Div(fit_headings(pandoc.read(source, "markdown").blocks, kind), { class = "nb-markdown" })
+end
+
+local function code_cell(cell, source, one, fail)
+  local function alt_of(output)
+    local text = recording.bundle(output, "text/plain")
+    return text or ("Figure of run %s"):format(one.name)
+  end
+  local blocks = pandoc.Blocks { pandoc.Div({ pandoc.CodeBlock(source, { class = "python" }) }, { class = "nb-in" }) }
+  local shown = outputs(cell, alt_of, fail)
+  if #shown > 0 then blocks:insert(pandoc.Div(shown, { class = "nb-out" })) end
+  return pandoc.Div(blocks, { class = "nb-cell" })
+end
+
+local function download(one)
+  local file = one.path:match("[^/]+$")
+  local link = pandoc.Link("Download " .. file, project.link(one.path), "", { download = file })
+  return pandoc.Div({ pandoc.Plain { link } }, { class = "download" })
+end
+
+function M.notebook(div, fail)
+  local found = recording.find(div.attributes.name, div.attributes.kind, fail)
+  div.content = tabs(found, function(one)
+    local blocks = pandoc.Blocks { make_table(nil, provenance.facts(one), "facts"), download(one) }
+    for _, cell in ipairs(one.cells) do
+      local source = recording.text(cell.source)
+      if cell.cell_type == "markdown" then
+        blocks:insert(markdown_cell(source, one.kind))
+      elseif cell.cell_type == "code" and source:match("%S") then
+        blocks:insert(code_cell(cell, source, one, fail))
+      end
+    end
+    return blocks
+  end)
+  div.attributes = {}
+  return div
+end
+
+local HEADER = { "Run", "Recording", "Device", "Ranks", "Backend", "torch", "Date", "Commit" }
+
+local function row_of(name, kind, one)
+  local page = "runs/" .. name .. ".qmd"
+  local run = project.read(page) and pandoc.Inlines { pandoc.Link(name, project.link(page)) } or name
+  if not one then return { run, kind:upper() .. ": not recorded", "", "", "", "", "", "" } end
+  local meta = one.meta
+  return {
+    run,
+    kind:upper() .. (provenance.is_stale(one) and ", older than the code" or ""),
+    provenance.device(meta),
+    provenance.ranks(meta) or "",
+    provenance.backend(meta) or "",
+    provenance.torch(meta) or "",
+    recording.present(meta.date) or "",
+    provenance.commit(meta) or "",
+  }
+end
+
+function M.recordings(div, fail)
+  local rows = {}
+  for _, name in ipairs(recording.runs()) do
+    local by_kind = {}
+    for _, one in ipairs(recording.existing(name, fail)) do by_kind[one.kind] = one end
+    for _, kind in ipairs { "cpu", "gpu" } do table.insert(rows, row_of(name, kind, by_kind[kind])) end
+  end
+  if #rows == 0 then fail("there are no runs: no file runs/NN-name.py") end
+  div.content = { make_table(HEADER, rows) }
+  return div
+end
+
+return M

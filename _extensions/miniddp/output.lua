@@ -1,0 +1,94 @@
+-- Turns the outputs of a recorded cell into blocks.
+
+local import = ...
+local recording = import "recording"
+local svg = import "svg"
+local text_of, present, bundle = recording.text, recording.present, recording.bundle
+
+local RANKS = "application/vnd.miniddp.ranks+json"
+local VALUES = "application/vnd.miniddp.values+json"
+local RANK_COLOURS = 8
+
+local figures = 0 -- inlined on this page so far
+
+-- What a terminal would show: no colour codes, and only the last state of a progress bar.
+local function plain(text)
+  text = text:gsub("\27%[[%d;?]*[%a@]", ""):gsub("\27%].-[\7\27]\\?", ""):gsub("\r\n", "\n")
+  text = text:gsub("[^\n]*\r([^\r\n]+)", "%1"):gsub("\r", "")
+  return (text:gsub("%s+$", ""))
+end
+
+local function text_block(text) return pandoc.CodeBlock(plain(text), { class = "output" }) end
+
+local function ranks_block(content)
+  local blocks = pandoc.Blocks {}
+  for position, text in ipairs(content.ranks) do
+    local rank = position - 1
+    local name = pandoc.Div({ pandoc.Plain("rank " .. rank) }, { class = "rank-name" })
+    local classes = { "rank", "rank-" .. rank % RANK_COLOURS }
+    blocks:insert(pandoc.Div({ name, text_block(text_of(text)) }, pandoc.Attr("", classes)))
+  end
+  local title = present(content.title)
+  if title then blocks:insert(1, pandoc.Div({ pandoc.Plain(title) }, { class = "ranks-title" })) end
+  return pandoc.Div(blocks, { class = "ranks" })
+end
+
+local function figure_block(text, alt, fail)
+  local attributes, body = svg.parse(text)
+  if not attributes then fail("its figure is not an SVG") end
+  if not svg.has_view_box(attributes) then fail("its figure has no viewBox") end
+  figures = figures + 1
+  local name = ("figure-%d"):format(figures)
+  body = svg.with_page_colours(svg.with_prefix(body, name .. "-"))
+  return pandoc.RawBlock("html", svg.inline(attributes, body, name, { { "aria-label", alt } }))
+end
+
+local function values_table(values)
+  local keys, rows = {}, {}
+  for key in pairs(values) do table.insert(keys, key) end
+  table.sort(keys)
+  for _, key in ipairs(keys) do
+    local value = values[key]
+    local text = math.type(value) and ("%.15g"):format(value) or tostring(value)
+    table.insert(rows, { { pandoc.Plain { pandoc.Code(key) } }, { pandoc.Plain(text) } })
+  end
+  local header = { { pandoc.Plain("Name") }, { pandoc.Plain("Value") } }
+  local simple = pandoc.SimpleTable({}, { "AlignLeft", "AlignRight" }, { 0, 0 }, header, rows)
+  return pandoc.utils.from_simple_table(simple)
+end
+
+-- The blocks for the richest form of one output; nil for recorded values, which are not for show.
+local function display(output, alt_of, fail)
+  local ranks = bundle(output, RANKS)
+  if ranks then return { ranks_block(ranks) } end
+  local image = bundle(output, "image/svg+xml")
+  if image then return { figure_block(image, alt_of(output), fail) } end
+  local markdown = bundle(output, "text/markdown")
+  if markdown then return pandoc.read(markdown, "markdown").blocks end
+  if bundle(output, VALUES) then return nil end
+  local text = bundle(output, "text/plain")
+  return text and { text_block(text) } or fail("one of its outputs has no form that a page can show")
+end
+
+-- `alt_of(output)` gives the text that stands for a figure.
+return function(cell, alt_of, fail)
+  local blocks, streamed, values = pandoc.Blocks {}, "", {}
+  local function flush()
+    if plain(streamed) ~= "" then blocks:insert(text_block(streamed)) end
+    streamed = ""
+  end
+  for _, output in ipairs(cell.outputs or {}) do
+    if output.output_type == "stream" then
+      streamed = streamed .. text_of(output.text)
+    elseif output.output_type == "error" then
+      streamed = streamed .. table.concat(output.traceback, "\n") .. "\n"
+    else
+      flush()
+      blocks:extend(display(output, alt_of, fail) or {})
+      for key, value in pairs(bundle(output, VALUES) or {}) do values[key] = value end
+    end
+  end
+  flush()
+  if #blocks == 0 and next(values) then blocks:insert(values_table(values)) end
+  return blocks
+end

@@ -1,0 +1,77 @@
+-- Where things are: the book's folder, the page being rendered, links from it.
+
+local _, here = ...
+
+local M = {}
+
+-- Absolute, with forward slashes and without `.` and `..`.
+local function absolute(path)
+  if not pandoc.path.is_absolute(path) then
+    path = pandoc.path.join { pandoc.system.get_working_directory(), path }
+  end
+  local parts = {}
+  for part in path:gsub("\\", "/"):gmatch("[^/]+") do
+    if part == ".." then
+      table.remove(parts)
+    elseif part ~= "." then
+      table.insert(parts, part)
+    end
+  end
+  local drive = parts[1] and parts[1]:match("^%a:$")
+  return (drive and "" or "/") .. table.concat(parts, "/")
+end
+
+-- Quarto renders a temporary copy, and names the page itself.
+local function input_file()
+  if quarto then return quarto.doc.input_file end
+  return PANDOC_STATE.input_files[1]
+end
+
+local function relative_to_root(path)
+  path = absolute(path)
+  local prefix = M.root .. "/"
+  return path:sub(1, #prefix) == prefix and path:sub(#prefix + 1) or path
+end
+
+M.root = absolute(pandoc.path.join { here, "..", ".." })
+
+local input = input_file()
+M.page = input and input ~= "-" and relative_to_root(input) or "standard input"
+
+-- The text of a file of the book, or nil.
+function M.read(path)
+  local file = io.open(M.root .. "/" .. path, "rb")
+  if not file then return nil end
+  local text = file:read("a")
+  file:close()
+  return text and (text:gsub("\r\n", "\n"))
+end
+
+-- The names in a folder of the book that match the pattern, sorted.
+function M.list(folder, pattern)
+  local found = {}
+  local listed, names = pcall(pandoc.system.list_directory, M.root .. "/" .. folder)
+  for _, name in ipairs(listed and names or {}) do
+    if name:match(pattern) then table.insert(found, name) end
+  end
+  table.sort(found)
+  return found
+end
+
+-- A link from this page to a file of the book.
+function M.link(path)
+  local from = M.page
+  while from:match("^[^/]+/") and from:match("^[^/]+/") == path:match("^[^/]+/") do
+    from, path = from:gsub("^[^/]+/", ""), path:gsub("^[^/]+/", "")
+  end
+  local _, depth = from:gsub("/", "")
+  return ("../"):rep(depth) .. path
+end
+
+-- The repository's address, as _quarto.yml gives it, or nil.
+function M.repository()
+  local address = (M.read("_quarto.yml") or ""):match("\n%s*repo%-url:%s*[\"']?([^%s\"'#]+)")
+  return address and (address:gsub("/+$", ""))
+end
+
+return M

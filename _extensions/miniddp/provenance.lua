@@ -1,0 +1,138 @@
+-- Says where a recording comes from: in one line, and as a table.
+
+local import = ...
+local project = import "project"
+local recording = import "recording"
+local present = recording.present
+
+local M = {}
+
+local STALE = "recorded before the latest change of this code"
+local RANKS_AND_BACKEND = "%s over %s"
+
+-- "2", "2 and 4", "2, 3 and 4"
+local function enumerate(words)
+  if #words < 2 then return words[1] end
+  return table.concat(words, ", ", 1, #words - 1) .. " and " .. words[#words]
+end
+
+local function as_list(value)
+  value = present(value)
+  if value == nil then return {} end
+  return type(value) == "table" and value or { value }
+end
+
+function M.ranks(meta)
+  local sizes, largest = {}, 0
+  for _, size in ipairs(as_list(meta.world_size)) do
+    table.insert(sizes, ("%d"):format(size))
+    largest = math.max(largest, size)
+  end
+  if #sizes == 0 then return nil end
+  local text = enumerate(sizes) .. (largest == 1 and " rank" or " ranks")
+  local gpus = meta.kind == "gpu" and present(meta.device_count) or 0
+  if gpus == 0 then return text end
+  return ("%s %s %d %s"):format(text, largest > gpus and "sharing" or "on", gpus, gpus == 1 and "GPU" or "GPUs")
+end
+
+function M.backend(meta) return enumerate(as_list(meta.backend)) end
+
+function M.torch(meta)
+  local version = meta.versions and present(meta.versions.torch)
+  return version and (version:gsub("%+.*$", ""))
+end
+
+function M.device(meta)
+  local device = present(meta.device) or "unknown device"
+  local count = meta.kind == "gpu" and present(meta.device_count) or 1
+  if count > 1 then return ("%d × %s"):format(count, device) end
+  return (device:gsub(" CPU$", ""))
+end
+
+function M.commit(meta)
+  local commit = present(meta.commit)
+  if not commit then return nil end
+  return commit:sub(1, 7) .. (present(meta.dirty) == true and " with local changes" or "")
+end
+
+local status
+
+-- Whether the code has changed since: runs/status.json, if there is one, says so.
+function M.is_stale(one)
+  status = status or pandoc.json.decode(project.read("runs/status.json") or "{}", false) or {}
+  local of_run = status[one.name]
+  return type(of_run) == "table" and of_run[one.kind] == "stale"
+end
+
+-- "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · torch 2.13.0 · 2026-11-21 · commit abc1234"
+function M.line(one)
+  local meta, parts = one.meta, { one.kind:upper() .. " recording", M.device(one.meta) }
+  local ranks, backend, torch, commit = M.ranks(meta), M.backend(meta), M.torch(meta), M.commit(meta)
+  if ranks then table.insert(parts, backend and RANKS_AND_BACKEND:format(ranks, backend) or ranks) end
+  if torch then table.insert(parts, "torch " .. torch) end
+  if present(meta.date) then table.insert(parts, meta.date) end
+  if commit then table.insert(parts, "commit " .. commit) end
+  if M.is_stale(one) then table.insert(parts, STALE) end
+  return table.concat(parts, " · ")
+end
+
+-- The line under an output, linked to the run's page.
+function M.badge(one)
+  local classes = { "provenance", one.kind }
+  if M.is_stale(one) then table.insert(classes, "stale") end
+  local link = pandoc.Link(M.line(one), project.link("runs/" .. one.name .. ".qmd"))
+  return pandoc.Div({ pandoc.Plain { link } }, pandoc.Attr("", classes))
+end
+
+local function commit_inlines(meta)
+  local commit, repository = M.commit(meta), project.repository()
+  if not commit or not repository then return commit end
+  return pandoc.Inlines { pandoc.Link(commit, repository .. "/commit/" .. meta.commit) }
+end
+
+local function code_list(names)
+  local inlines = pandoc.Inlines {}
+  for _, name in ipairs(names) do
+    if #inlines > 0 then inlines:extend { pandoc.Str ",", pandoc.Space() } end
+    inlines:insert(pandoc.Code(name))
+  end
+  return inlines
+end
+
+local function sorted_keys(map)
+  local keys = {}
+  for key in pairs(map or {}) do table.insert(keys, key) end
+  table.sort(keys)
+  return keys
+end
+
+local function versions(meta)
+  local parts = {}
+  for _, package in ipairs(sorted_keys(meta.versions)) do
+    table.insert(parts, package .. " " .. tostring(meta.versions[package]))
+  end
+  return table.concat(parts, ", ")
+end
+
+-- The rows of a run's table: { name, inlines }.
+function M.facts(one)
+  local meta, rows = one.meta, {}
+  local function row(name, content)
+    if content and #content > 0 then table.insert(rows, { name, pandoc.Inlines(content) }) end
+  end
+  local data = present(meta.data)
+  row("Recording", one.kind:upper() .. (M.is_stale(one) and ", " .. STALE or ""))
+  row("Device", M.device(meta))
+  row("Ranks", M.ranks(meta))
+  row("Backend", M.backend(meta))
+  row("Versions", versions(meta))
+  row("Data", data and data.name)
+  row("Date", present(meta.date))
+  row("Commit", commit_inlines(meta))
+  row("Command", present(meta.command) and { pandoc.Code(meta.command) })
+  row("Duration", present(meta.seconds) and ("%.1f s"):format(meta.seconds))
+  row("Code", code_list(sorted_keys(present(meta.symbols))))
+  return rows
+end
+
+return M

@@ -1,0 +1,136 @@
+-- Finds definitions in Python source by name.
+
+local import = ...
+local source = import "statements"
+local split_lines, statements = source.split_lines, source.statements
+
+local M = {}
+
+local NOT_NAMES = { ["else"] = true, try = true, finally = true, except = true, lambda = true }
+
+-- The name that a statement defines, and whether it opens a block of its own.
+local function defined(code)
+  local name = code:match("^async%s+def%s+([%w_]+)") or code:match("^def%s+([%w_]+)")
+  if name then return name, "function" end
+  name = code:match("^class%s+([%w_]+)")
+  if name then return name, "class" end
+  name = code:match("^([%a_][%w_]*)%s*=%f[^=]") or code:match("^([%a_][%w_]*)%s*:")
+  if name and not NOT_NAMES[name] then return name, "value" end
+end
+
+-- The last line of the block that the statement at `position` opens, with comments at its end.
+local function block_end(found, position, lines)
+  local indent, last = found[position].indent, found[position].last
+  for next = position + 1, #found do
+    if found[next].indent <= indent then break end
+    last = found[next].last
+  end
+  local stop = last
+  for number = last + 1, #lines do
+    local space, code = lines[number]:match("^(%s*)(.*)$")
+    if code ~= "" and (code:sub(1, 1) ~= "#" or #space <= indent) then break end
+    if code ~= "" then stop = number end
+  end
+  return stop
+end
+
+-- The lines of a definition's docstring and of the blank lines after it: first, last, or nil.
+local function docstring(found, position, lines)
+  local owner, body, rest = found[position], found[position + 1], found[position + 2]
+  if not (body and body.indent > owner.indent and body.text:match("^%a?%a?[\"']")) then return nil end
+  if not lines[body.last]:match("[\"']%s*$") and not lines[body.last]:match("[\"']%s*#[^\"']*$") then return nil end
+  if not (rest and rest.indent > owner.indent) then return nil end -- nothing else would be left
+  local last = body.last
+  while lines[last + 1] and lines[last + 1]:match("^%s*$") do last = last + 1 end
+  return body.first, last
+end
+
+-- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent, docstring = {first, last} }.
+local function definitions(text, lines)
+  local found, list, open, decorator = statements(text, lines), {}, {}, nil
+  for position, statement in ipairs(found) do
+    while #open > 0 and open[#open].indent >= statement.indent do table.remove(open) end
+    local owner = open[#open]
+    local name, kind = defined(statement.text)
+    if statement.text:sub(1, 1) == "@" then
+      decorator = decorator or statement.first
+    else
+      if name and not (kind == "value" and owner and owner.kind == "function") then
+        local definition = {
+          path = owner and owner.path .. "." .. name or name,
+          kind = kind,
+          inside_function = owner ~= nil and (owner.kind == "function" or owner.inside_function),
+          first = kind ~= "value" and decorator or statement.first,
+          last = kind == "value" and statement.last or block_end(found, position, lines),
+          indent = statement.indent,
+        }
+        if kind ~= "value" then
+          definition.docstring = { docstring(found, position, lines) }
+          table.insert(open, definition)
+        end
+        table.insert(list, definition)
+      end
+      decorator = nil
+    end
+  end
+  return list
+end
+
+local function only_space_between(lines, first, last)
+  for number = first, last do
+    if not lines[number]:match("^%s*$") and not lines[number]:match("^%s*#") then return false end
+  end
+  return true
+end
+
+-- Definitions of one name that follow each other (overloads, a property and its setter) are one.
+local function is_together(parts, lines)
+  for position = 2, #parts do
+    if not only_space_between(lines, parts[position - 1].last + 1, parts[position].first - 1) then return false end
+  end
+  return true
+end
+
+local function dedented(lines, first, last, indent, dropped)
+  local margin, kept = (" "):rep(indent), {}
+  for number = first, last do
+    local line = lines[number]
+    if line:sub(1, indent) == margin then line = line:sub(indent + 1) end
+    if not dropped[number] then table.insert(kept, (line:gsub("%s+$", ""))) end
+  end
+  return kept
+end
+
+-- The names that can be quoted, in the order of the source.
+function M.names(text)
+  local names, known = {}, {}
+  for _, definition in ipairs(definitions(text, split_lines(text))) do
+    if not definition.inside_function and not known[definition.path] then
+      known[definition.path] = true
+      table.insert(names, definition.path)
+    end
+  end
+  return names
+end
+
+-- The lines that define `path`, dedented; or nil and what is wrong.
+function M.quote(text, path, without_docstring)
+  local lines, parts = split_lines(text), {}
+  for _, definition in ipairs(definitions(text, lines)) do
+    if definition.path == path then table.insert(parts, definition) end
+  end
+  if #parts == 0 then return nil, "no such symbol" end
+  if not is_together(parts, lines) then
+    local places = {}
+    for _, part in ipairs(parts) do table.insert(places, tostring(part.first)) end
+    return nil, "defined more than once (lines " .. table.concat(places, ", ") .. ")"
+  end
+  local dropped = {}
+  for _, part in ipairs(parts) do
+    local documented = without_docstring and part.docstring and part.docstring[1]
+    for number = documented or 1, documented and part.docstring[2] or 0 do dropped[number] = true end
+  end
+  return dedented(lines, parts[1].first, parts[#parts].last, parts[1].indent, dropped)
+end
+
+return M

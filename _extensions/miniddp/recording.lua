@@ -1,0 +1,119 @@
+-- Reads recordings: executed notebooks runs/NAME.gpu.ipynb and runs/NAME.cpu.ipynb.
+
+local import = ...
+local project = import "project"
+
+local M = {}
+
+local KINDS = { "gpu", "cpu" } -- in the order in which a page shows them
+local VALUES = "application/vnd.miniddp.values+json"
+
+-- Jupyter keeps text as a string or as a list of lines.
+function M.text(value)
+  if type(value) == "table" then return table.concat(value) end
+  return type(value) == "string" and value or ""
+end
+
+-- A JSON value that may be null.
+function M.present(value)
+  if value ~= pandoc.json.null then return value end
+end
+
+-- The bundle of an output for a mime type: text, or a table where the type is JSON.
+function M.bundle(output, mime)
+  local data = type(output.data) == "table" and output.data[mime]
+  if not data or not mime:match("json$") then return data and M.text(data) end
+  return type(data) == "table" and data or pandoc.json.decode(data, false)
+end
+
+local function file_of(name, kind) return ("runs/%s.%s.ipynb"):format(name, kind) end
+
+local loaded = {}
+
+-- A recording: { name, kind, path, meta (the `miniddp` metadata), cells }, or nil if there is none.
+local function load(name, kind, fail)
+  local path = file_of(name, kind)
+  if loaded[path] ~= nil then return loaded[path] or nil end
+  local text = project.read(path)
+  if not text then
+    loaded[path] = false
+    return nil
+  end
+  local decoded, notebook = pcall(pandoc.json.decode, text, false)
+  if not decoded or type(notebook) ~= "table" then fail(path .. " is not JSON") end
+  if type(notebook.cells) ~= "table" then fail(path .. " is not a notebook: it has no cells") end
+  local meta = type(notebook.metadata) == "table" and notebook.metadata.miniddp
+  if type(meta) ~= "table" then
+    fail(path .. " is not a recording: its metadata has no `miniddp` (make one with: make record RUN=" .. name .. ")")
+  end
+  loaded[path] = { name = name, kind = kind, path = path, meta = meta, cells = notebook.cells }
+  return loaded[path]
+end
+
+-- The names of the book's runs, recorded or not.
+function M.runs()
+  local names = {}
+  for _, file in ipairs(project.list("runs", "^%d%d%-.*%.py$")) do table.insert(names, (file:gsub("%.py$", ""))) end
+  return names
+end
+
+-- The recordings of a run, GPU first, without complaint if there is none.
+function M.existing(name, fail)
+  local found = {}
+  for _, kind in ipairs(KINDS) do
+    local recording = load(name, kind, fail)
+    if recording then table.insert(found, recording) end
+  end
+  return found
+end
+
+-- The recordings of a run, GPU first; only those of one kind if `kind` is given.
+function M.find(name, kind, fail)
+  if not name then fail("no run is named") end
+  if kind and kind ~= "gpu" and kind ~= "cpu" then fail('kind must be "gpu" or "cpu"') end
+  local found = {}
+  for _, recording in ipairs(M.existing(name, fail)) do
+    if not kind or recording.kind == kind then table.insert(found, recording) end
+  end
+  if #found > 0 then return found end
+  if project.read("runs/" .. name .. ".py") then
+    local missing = kind and file_of(name, kind) or file_of(name, "cpu")
+    fail(("no recording %s (make it with: make record RUN=%s)"):format(missing, name))
+  end
+  fail(("no such run: there is no runs/%s.py (there are: %s)"):format(name, table.concat(M.runs(), ", ")))
+end
+
+-- The cell of a recording with that name, or nil.
+function M.cell(recording, name, fail)
+  local found
+  for _, cell in ipairs(recording.cells) do
+    if cell.metadata and cell.metadata.name == name then
+      if found then fail(("two cells of %s are named %s"):format(recording.path, name)) end
+      found = cell
+    end
+  end
+  return found
+end
+
+function M.cell_names(recording)
+  local names = {}
+  for _, cell in ipairs(recording.cells) do
+    local name = cell.metadata and M.present(cell.metadata.name)
+    if name then table.insert(names, name) end
+  end
+  return names
+end
+
+-- Everything that the cells recorded by name: key → number or string.
+function M.values(recording)
+  if recording.values then return recording.values end
+  recording.values = {}
+  for _, cell in ipairs(recording.cells) do
+    for _, output in ipairs(cell.outputs or {}) do
+      for key, value in pairs(M.bundle(output, VALUES) or {}) do recording.values[key] = value end
+    end
+  end
+  return recording.values
+end
+
+return M

@@ -1,0 +1,52 @@
+-- `.val`: a recorded value inside a sentence.
+
+local import = ...
+local provenance = import "provenance"
+local recording = import "recording"
+
+-- Commas between thousands: "-1234567.5" → "-1,234,567.5".
+local function grouped(text)
+  local count
+  repeat
+    text, count = text:gsub("^(%D*%d+)(%d%d%d)", "%1,%2")
+  until count == 0
+  return text
+end
+
+-- As string.format; `%,d` and `%,.1f` put commas between thousands. Nil if the value does not fit.
+local function formatted(value, format)
+  if not format then return math.type(value) and ("%.15g"):format(value) or tostring(value) end
+  local plain, commas = format:gsub("%%,", "%%")
+  local fits, text = pcall(string.format, plain, value)
+  if not fits then return nil end
+  return commas > 0 and grouped(text) or text
+end
+
+local function sorted_keys(recordings)
+  local keys, known = {}, {}
+  for _, one in ipairs(recordings) do
+    for key in pairs(recording.values(one)) do
+      if not known[key] then table.insert(keys, key) end
+      known[key] = true
+    end
+  end
+  table.sort(keys)
+  return keys
+end
+
+return function(span, fail)
+  local attributes = span.attributes
+  local key, unit = attributes.key, attributes.unit
+  local recordings = recording.find(attributes.run, attributes.kind, fail)
+  for _, one in ipairs(recordings) do
+    local value = recording.values(one)[key]
+    if value ~= nil then
+      local text = formatted(value, attributes.format)
+      if not text then fail(('format="%s" does not fit the value %s'):format(attributes.format, tostring(value))) end
+      if unit then text = text .. "\u{a0}" .. unit end
+      local tip = one.name .. ": " .. provenance.line(one)
+      return pandoc.Span({ pandoc.Str(text) }, pandoc.Attr("", { "recorded" }, { { "tabindex", "0" }, { "data-tip", tip } }))
+    end
+  end
+  fail(("no such value is recorded (there are: %s)"):format(table.concat(sorted_keys(recordings), ", ")))
+end
