@@ -30,7 +30,7 @@ function toggleTheme() {
 }
 
 function addToggles() {
-  const places = document.querySelectorAll("[data-theme-slot], .sidebar-title, .quarto-secondary-nav > div");
+  const places = document.querySelectorAll("[data-theme-slot], .sidebar-tools-main, .quarto-secondary-nav > div");
   for (const place of places) {
     const button = document.createElement("button");
     button.type = "button";
@@ -122,11 +122,51 @@ function addTip(owner) {
   });
 }
 
-function nameAnnotations() {
+function showNotesOutsideTheirBlock() {
   for (const button of document.querySelectorAll("button.code-annotation-anchor")) {
     button.setAttribute("aria-label", `Note ${button.textContent.trim()}`);
+    button._tippy?.setProps({
+      appendTo: document.body,
+      placement: "bottom-end",
+      popperOptions: {},
+      maxWidth: 380,
+      arrow: false,
+      aria: { content: "describedby", expanded: false },
+    });
   }
 }
+
+// Reading without a mouse -----------------------------------------------------------------------
+
+// What scrolls sideways can be reached with the keyboard, then scrolled with the arrow keys.
+function makeScrollersReachable() {
+  for (const element of document.querySelectorAll("main pre, main table, main math[display=block]")) {
+    if (element.scrollWidth > element.clientWidth + 1) element.tabIndex = 0;
+    else element.removeAttribute("tabindex");
+  }
+}
+
+// Quarto's page frame, told apart for screen readers.
+function nameLandmarks() {
+  document.querySelector("#quarto-sidebar")?.setAttribute("aria-label", "Chapters");
+  document.querySelector("#TOC")?.setAttribute("aria-label", "On this page");
+  document.querySelector(".quarto-secondary-nav")?.setAttribute("aria-label", "Page header");
+  for (const link of document.querySelectorAll("a[data-bs-toggle][role=navigation]")) {
+    link.setAttribute("role", "button");
+    link.tabIndex = 0;
+  }
+  for (const header of document.querySelectorAll(".callout-header[data-bs-toggle]")) {
+    header.setAttribute("role", "button");
+    header.tabIndex = 0;
+  }
+}
+
+document.addEventListener("keydown", (event) => {
+  const target = event.target.closest?.("[role=button][data-bs-toggle]:not(button)");
+  if (!target || (event.key !== "Enter" && event.key !== " ")) return;
+  event.preventDefault();
+  target.click();
+});
 
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
@@ -135,5 +175,11 @@ document.addEventListener("keydown", (event) => {
 });
 
 addToggles();
-nameAnnotations();
+nameLandmarks();
 document.querySelectorAll("[data-tip]").forEach(addTip);
+
+// Quarto sets up its own tooltips when the page is parsed, before this.
+addEventListener("DOMContentLoaded", showNotesOutsideTheirBlock);
+addEventListener("load", makeScrollersReachable);
+addEventListener("resize", makeScrollersReachable);
+document.addEventListener("shown.bs.tab", makeScrollersReachable);
