@@ -1,0 +1,574 @@
+"""What a DistributedDataParallel must do, as functions that run on every rank.
+
+Each case gets `wrap`, which is miniddp's class or torch's, so that both pass the same test.
+"""
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+STEPS = 4
+BATCH = 6
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, width)
+        self.second = nn.Linear(width, width)
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Tied(nn.Module):
+    """The same matrix embeds and decodes, as in a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.mix = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embed(tokens))))
+
+
+class TwoPaths(nn.Module):
+    """Uses one of two branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(5, 4)
+        self.left = nn.Linear(4, 3)
+        self.right = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, left: bool) -> Tensor:
+        hidden = torch.tanh(self.shared(x))
+        return self.left(hidden) if left else self.right(hidden)
+
+
+def joined(step: int, world_size: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    """The joined batch of a step: the same on every rank."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    x = torch.randn(world_size * batch, 5, generator=generator)
+    return x, torch.randint(3, (world_size * batch,), generator=generator)
+
+
+def part(rank: int, world_size: int, *tensors: Tensor) -> list[Tensor]:
+    """This rank's part of joined tensors."""
+    return [t.chunk(world_size)[rank] for t in tensors]
+
+
+def seeded(build: Any, rank: int) -> nn.Module:
+    """A model whose weights differ from rank to rank before it is wrapped."""
+    torch.manual_seed(7 + rank)
+    return build()
+
+
+def reference(build: Any) -> nn.Module:
+    """Rank 0's model, on every rank."""
+    return seeded(build, 0)
+
+
+def assert_same(actual: nn.Module, expected: nn.Module, what: str, **tolerance: float) -> None:
+    tolerance = tolerance or {"rtol": 1e-4, "atol": 1e-6}
+    for (name, a), b in zip(actual.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{what}, {n}: {m}", **tolerance)
+        if b.grad is None:
+            assert a.grad is None or not a.grad.any(), f"{what}: {name} should have no gradient"
+            continue
+        torch.testing.assert_close(
+            a.grad, b.grad, msg=lambda m, n=name: f"{what}, gradient of {n}: {m}", **tolerance
+        )
+
+
+def assert_equal_on_all_ranks(model: nn.Module) -> None:
+    """Bit for bit: ranks that differ by rounding would drift apart."""
+    for name, parameter in model.named_parameters():
+        for tensor in (parameter.detach(), parameter.grad):
+            if tensor is None:
+                continue
+            others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+            dist.all_gather(others, tensor.contiguous())
+            assert all(torch.equal(tensor, other) for other in others), name
+
+
+def follows_single_process(
+    wrap: Any,
+    rank: int,
+    world_size: int,
+    build: Any = Mlp,
+    set_to_none: bool = True,
+    **options: Any,
+) -> None:
+    """Several steps on parts of a batch equal the same steps of one process on the whole batch."""
+    model = seeded(build, rank)
+    if rank > 0:
+        assert any(
+            not torch.equal(a, b)
+            for a, b in zip(model.parameters(), reference(build).parameters(), strict=True)
+        )
+    ddp, single = wrap(model, **options), reference(build)
+    ours = torch.optim.SGD(ddp.parameters(), lr=0.3, momentum=0.9)
+    theirs = torch.optim.SGD(single.parameters(), lr=0.3, momentum=0.9)
+    for step in range(STEPS):
+        x, y = joined(step, world_size)
+        ours.zero_grad(set_to_none=set_to_none)
+        theirs.zero_grad(set_to_none=set_to_none)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x), local_y).backward()
+        F.cross_entropy(single(x), y).backward()
+        assert_same(ddp.module, single, f"step {step}")
+        assert_equal_on_all_ranks(ddp)
+        ours.step()
+        theirs.step()
+
+
+def zeroed_gradients(wrap: Any, rank: int, world_size: int) -> None:
+    follows_single_process(wrap, rank, world_size, set_to_none=False)
+
+
+def small_buckets(wrap: Any, rank: int, world_size: int) -> None:
+    follows_single_process(wrap, rank, world_size, bucket_cap_mb=0.0005)
+
+
+def gradients_not_views(wrap: Any, rank: int, world_size: int) -> None:
+    follows_single_process(wrap, rank, world_size, gradient_as_bucket_view=False)
+    follows_single_process(wrap, rank, world_size, set_to_none=False, gradient_as_bucket_view=False)
+
+
+def gradients_are_views(wrap: Any, rank: int, world_size: int) -> None:
+    """All gradients of one bucket lie in one block of memory."""
+    ddp = wrap(Mlp(), gradient_as_bucket_view=True)
+    for _ in range(2):
+        ddp(torch.randn(2, 5)).sum().backward()
+    storages = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
+    assert len(storages) < len(list(ddp.parameters()))
+
+
+def accumulation(wrap: Any, rank: int, world_size: int) -> None:
+    """k micro-batches under no_sync and one outside equal one large batch."""
+    for count in (1, 2, 3, 4):
+        for set_to_none in (True, False):
+            ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+            for step in range(2):
+                ddp.zero_grad(set_to_none=set_to_none)
+                single.zero_grad(set_to_none=set_to_none)
+                for micro in range(count):
+                    x, y = joined(10 * step + micro, world_size)
+                    local_x, local_y = part(rank, world_size, x, y)
+                    last = micro == count - 1
+                    with nullcontext() if last else ddp.no_sync():
+                        (F.cross_entropy(ddp(local_x), local_y) / count).backward()
+                    (F.cross_entropy(single(x), y) / count).backward()
+                    if not last and world_size > 1:
+                        assert_differs_between_ranks(ddp)
+                assert_same(ddp.module, single, f"{count} micro-batches")
+                assert_equal_on_all_ranks(ddp)
+                with torch.no_grad():
+                    for a, b in zip(ddp.parameters(), single.parameters(), strict=True):
+                        a -= 0.1 * a.grad
+                        b -= 0.1 * b.grad
+
+
+def assert_differs_between_ranks(model: nn.Module) -> None:
+    gradient = next(model.parameters()).grad
+    others = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, gradient.contiguous())
+    assert all(not torch.allclose(a, b) for i, a in enumerate(others) for b in others[i + 1 :]), (
+        "gradients are synchronised already"
+    )
+
+
+def gradients_are_synchronised_only_by_ddp(wrap: Any, rank: int, world_size: int) -> None:
+    """The bare module leaves different gradients; a forward inside no_sync does too."""
+    if world_size == 1:
+        return
+    ddp = wrap(seeded(Mlp, rank))
+    x, y = part(rank, world_size, *joined(0, world_size))
+    F.cross_entropy(ddp.module(x), y).backward()
+    assert_differs_between_ranks(ddp)
+    ddp.zero_grad()
+    with ddp.no_sync():
+        loss = F.cross_entropy(ddp(x), y)
+    loss.backward()
+    assert_differs_between_ranks(ddp)
+    ddp.zero_grad()
+    loss = F.cross_entropy(ddp(x), y)
+    with ddp.no_sync():
+        loss.backward()
+    assert_equal_on_all_ranks(ddp)
+
+
+def no_sync_is_restored_after_an_exception(wrap: Any, rank: int, world_size: int) -> None:
+    ddp = wrap(seeded(Mlp, rank))
+    try:
+        with ddp.no_sync():
+            raise KeyError("inside")
+    except KeyError:
+        pass
+    assert ddp.require_backward_grad_sync
+    x, y = part(rank, world_size, *joined(0, world_size))
+    F.cross_entropy(ddp(x), y).backward()
+    assert_equal_on_all_ranks(ddp)
+
+
+def two_backwards_accumulate(wrap: Any, rank: int, world_size: int) -> None:
+    """Without no_sync and without zero_grad, gradients of two steps add up."""
+    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+    for step in range(3):
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x), local_y).backward()
+        F.cross_entropy(single(x), y).backward()
+        assert_same(ddp.module, single, f"step {step}")
+
+
+def several_forwards(wrap: Any, rank: int, world_size: int) -> None:
+    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+    for step in range(3):
+        ddp.zero_grad()
+        single.zero_grad()
+        a, b = joined(2 * step, world_size), joined(2 * step + 1, world_size)
+        mine = [F.cross_entropy(ddp(x), y) for x, y in (part(rank, world_size, *t) for t in (a, b))]
+        sum(mine).backward()
+        sum(F.cross_entropy(single(x), y) for x, y in (a, b)).backward()
+        assert_same(ddp.module, single, f"step {step}")
+        assert_equal_on_all_ranks(ddp)
+
+
+def tied_weights(wrap: Any, rank: int, world_size: int) -> None:
+    ddp, single = wrap(seeded(Tied, rank)), reference(Tied)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(11, (4 * world_size, 6), generator=generator)
+        (local,) = part(rank, world_size, tokens)
+        ddp.zero_grad()
+        single.zero_grad()
+        F.cross_entropy(ddp(local).flatten(0, 1), local.flatten()).backward()
+        F.cross_entropy(single(tokens).flatten(0, 1), tokens.flatten()).backward()
+        assert_same(ddp.module, single, f"step {step}")
+    assert ddp.module.head.weight is ddp.module.embed.weight
+
+
+def frozen_parameters(wrap: Any, rank: int, world_size: int) -> None:
+    def build() -> nn.Module:
+        model = Mlp()
+        model.second.requires_grad_(False)
+        return model
+
+    follows_single_process(wrap, rank, world_size, build=build)
+
+
+def mixed_dtypes(wrap: Any, rank: int, world_size: int) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(5, 8)
+            self.b = nn.Linear(8, 8, dtype=torch.float64)
+            self.c = nn.Linear(8, 3, dtype=torch.bfloat16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x).double()).bfloat16()).float()
+
+    ddp, single = wrap(seeded(Mixed, rank)), reference(Mixed)
+    for step in range(3):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x), local_y).backward()
+        F.cross_entropy(single(x), y).backward()
+        assert_same(ddp.module, single, f"step {step}", rtol=0.1, atol=0.02)
+        assert_equal_on_all_ranks(ddp)
+        assert [p.grad.dtype for p in ddp.parameters()] == [p.dtype for p in ddp.parameters()]
+
+
+def batch_norm_buffers(wrap: Any, rank: int, world_size: int) -> None:
+    """Before a forward pass the buffers are rank 0's; between forwards they differ."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    ddp = wrap(seeded(build, rank))
+    single = reference(build)
+    for step in range(3):
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x), local_y).backward()
+        single(x.chunk(world_size)[0])
+        if rank > 0:
+            assert not torch.allclose(ddp.module[1].running_mean, single[1].running_mean)
+    ddp.eval()
+    with torch.no_grad():
+        ddp(torch.zeros(2, 5))
+    for ours, theirs in zip(ddp.module.buffers(), single.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def initial_buffers_and_weights(wrap: Any, rank: int, world_size: int) -> None:
+    def build() -> nn.Module:
+        model = Mlp()
+        model.register_buffer("noise", torch.randn(4))
+        return model
+
+    ddp = wrap(seeded(build, rank))
+    expected = reference(build)
+    assert_same(ddp.module, expected, "after wrapping")
+    torch.testing.assert_close(ddp.module.noise, expected.noise)
+    assert list(ddp.state_dict()) == [f"module.{k}" for k in expected.state_dict()]
+
+
+def unused_parameters(wrap: Any, rank: int, world_size: int) -> None:
+    """With find_unused_parameters, ranks may use different branches, or none of a branch."""
+    ddp = wrap(seeded(TwoPaths, rank), find_unused_parameters=True)
+    single = reference(TwoPaths)
+    for step in range(4):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        lefts = [(step + r) % 2 == 0 for r in range(world_size)]
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x, lefts[rank]), local_y).backward()
+        for left, xs, ys in zip(lefts, x.chunk(world_size), y.chunk(world_size), strict=True):
+            (F.cross_entropy(single(xs, left), ys) / world_size).backward()
+        assert_same(ddp.module, single, f"step {step}")
+        if world_size == 1:
+            unused = ddp.module.right if lefts[0] else ddp.module.left
+            assert unused.weight.grad is None, "an unused parameter's gradient was touched"
+
+
+def gradient_checkpointing(wrap: Any, rank: int, world_size: int) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.first(x))
+            x = checkpoint(lambda t: torch.tanh(self.second(t)), x, use_reentrant=reentrant)
+            return self.last(x)
+
+    for reentrant in (False, True):
+        follows_single_process(wrap, rank, world_size, build=Checkpointed)
+
+
+def clipping(wrap: Any, rank: int, world_size: int) -> None:
+    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+    x, y = joined(0, world_size)
+    local_x, local_y = part(rank, world_size, x, y)
+    (100 * F.cross_entropy(ddp(local_x), local_y)).backward()
+    (100 * F.cross_entropy(single(x), y)).backward()
+    ours = nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+    theirs = nn.utils.clip_grad_norm_(single.parameters(), 1.0)
+    torch.testing.assert_close(ours, theirs)
+    assert_same(ddp.module, single, "clipped")
+
+
+def autocast(wrap: Any, rank: int, world_size: int) -> None:
+    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+    for step in range(2):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ours = F.cross_entropy(ddp(local_x), local_y)
+            theirs = F.cross_entropy(single(x), y)
+        ours.backward()
+        theirs.backward()
+        assert_same(ddp.module, single, f"step {step}", rtol=0.1, atol=0.02)
+        assert_equal_on_all_ranks(ddp)
+
+
+def nested_outputs(wrap: Any, rank: int, world_size: int) -> None:
+    """Outputs inside dictionaries and tuples; a loss that uses only some of them."""
+
+    class Nested(Mlp):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            out = super().forward(x)
+            return {"logits": out, "extra": (out.exp(), [out.detach()])}
+
+    ddp, single = wrap(seeded(Nested, rank)), reference(Nested)
+    for step in range(2):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x)["logits"], local_y).backward()
+        F.cross_entropy(single(x)["logits"], y).backward()
+        assert_same(ddp.module, single, f"step {step}")
+
+
+def sub_group(wrap: Any, rank: int, world_size: int) -> None:
+    """Two independent groups average only among themselves."""
+    if world_size < 4:
+        return
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = rank // 2
+    ddp = wrap(seeded(Mlp, rank), process_group=groups[mine])
+    single = seeded(Mlp, 2 * mine)
+    for step in range(3):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(10 * mine + step, 2)
+        local_x, local_y = part(rank % 2, 2, x, y)
+        F.cross_entropy(ddp(local_x), local_y).backward()
+        F.cross_entropy(single(x), y).backward()
+        assert_same(ddp.module, single, f"step {step}")
+
+
+def compiled_module(wrap: Any, rank: int, world_size: int) -> None:
+    def build() -> nn.Module:
+        model = Mlp()
+        model.compile(backend="aot_eager")
+        return model
+
+    follows_single_process(wrap, rank, world_size, build=build)
+
+
+def channels_last(wrap: Any, rank: int, world_size: int) -> None:
+    def build() -> nn.Module:
+        return nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+
+    ddp, single = wrap(seeded(build, rank)), reference(build)
+    for step in range(2):
+        ddp.zero_grad()
+        single.zero_grad()
+        x = torch.randn(2 * world_size, 4, 5, 5, generator=torch.Generator().manual_seed(step))
+        (local,) = part(rank, world_size, x)
+        ddp(local).square().mean().backward()
+        single(x).square().mean().backward()
+        assert_same(ddp.module, single, f"step {step}")
+
+
+def hooks_of_torch(wrap: Any, rank: int, world_size: int) -> None:
+    """Torch's own communication hooks, which divide before they reduce."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    for hook, tolerance in (
+        (default_hooks.allreduce_hook, {}),
+        (default_hooks.fp16_compress_hook, {"rtol": 0.01, "atol": 1e-3}),
+        (default_hooks.bf16_compress_hook, {"rtol": 0.05, "atol": 5e-3}),
+    ):
+        if hook is default_hooks.bf16_compress_hook and wrap is nn.parallel.DistributedDataParallel:
+            continue  # torch allows this hook over NCCL only
+        _with_hook(wrap, rank, world_size, None, hook, tolerance)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=8, start_powerSGD_iter=2)
+    _with_hook(wrap, rank, world_size, state, powerSGD_hook.powerSGD_hook, {"atol": 0.2, "rtol": 1})
+
+
+def own_hook(wrap: Any, rank: int, world_size: int) -> None:
+    """A hook sees every bucket once, in order, and its result becomes the gradient."""
+    seen: list[tuple[int, bool, int, int]] = []
+
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        shapes = [tuple(g.shape) for g in bucket.gradients()]
+        assert shapes == [tuple(p.shape) for p in bucket.parameters()]
+        assert sum(g.numel() for g in bucket.gradients()) == bucket.buffer().numel()
+        state.append((bucket.index(), bucket.is_last()))
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(torch.full_like(bucket.buffer(), 3.0))
+        return future
+
+    ddp = wrap(seeded(Mlp, rank), bucket_cap_mb=0.0005)
+    ddp.register_comm_hook(seen, hook)
+    for _ in range(2):
+        seen.clear()
+        ddp(torch.randn(2, 5)).sum().backward()
+        assert [index for index, _ in seen] == list(range(len(seen)))
+        assert [last for _, last in seen] == [False] * (len(seen) - 1) + [True]
+        assert all((p.grad == 3.0).all() for p in ddp.parameters())
+        ddp.zero_grad()
+
+
+def _with_hook(
+    wrap: Any, rank: int, world_size: int, state: Any, hook: Any, tolerance: dict[str, float]
+) -> None:
+    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+    ddp.register_comm_hook(state, hook)
+    for step in range(4):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x), local_y).backward()
+        F.cross_entropy(single(x), y).backward()
+        assert_same(ddp.module, single, f"{hook.__name__}, step {step}", **tolerance)
+        assert_equal_on_all_ranks(ddp)
+
+
+def no_trainable_parameter(wrap: Any, rank: int, world_size: int) -> None:
+    try:
+        wrap(Mlp().requires_grad_(False))
+    except RuntimeError as error:
+        assert "requires a gradient" in str(error) or "require a gradient" in str(error)
+        return
+    raise AssertionError("a module without trainable parameters was accepted")
+
+
+def different_structure(wrap: Any, rank: int, world_size: int) -> None:
+    if world_size == 1:
+        return
+    try:
+        wrap(Mlp(width=16 + (rank == 1)))
+    except (RuntimeError, ValueError):
+        return
+    raise AssertionError("replicas of different shapes were accepted")
+
+
+def wrapped_again_when_the_first_is_gone(wrap: Any, rank: int, world_size: int) -> None:
+    model = seeded(Mlp, rank)
+    for _ in range(2):
+        ddp = wrap(model)
+        ddp(torch.randn(2, 5)).sum().backward()
+        assert_equal_on_all_ranks(ddp)
+        ddp.zero_grad()
+        del ddp
+
+
+def copied(wrap: Any, rank: int, world_size: int) -> None:
+    """The module inside can be deep-copied; the copy is not synchronised."""
+    ddp = wrap(seeded(Mlp, rank))
+    twin = copy.deepcopy(ddp.module)
+    twin(torch.randn(2, 5)).sum().backward()
+    assert all(p.grad is None for p in ddp.parameters())
+
+
+BOTH = [
+    follows_single_process,
+    zeroed_gradients,
+    small_buckets,
+    gradients_not_views,
+    gradients_are_views,
+    accumulation,
+    gradients_are_synchronised_only_by_ddp,
+    no_sync_is_restored_after_an_exception,
+    two_backwards_accumulate,
+    several_forwards,
+    tied_weights,
+    frozen_parameters,
+    mixed_dtypes,
+    batch_norm_buffers,
+    initial_buffers_and_weights,
+    unused_parameters,
+    gradient_checkpointing,
+    clipping,
+    autocast,
+    nested_outputs,
+    sub_group,
+    channels_last,
+    hooks_of_torch,
+    own_hook,
+    no_trainable_parameter,
+    different_structure,
+    wrapped_again_when_the_first_is_gone,
+    copied,
+    compiled_module,
+]

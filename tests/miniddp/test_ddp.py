@@ -1,0 +1,199 @@
+"""DistributedDataParallel against one process on the joined batch, and beside torch's own."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import miniddp
+from miniddp.launch import RanksFailed, run_ranks
+
+from . import ddp_cases
+from .ddp_cases import BOTH, Mlp, TwoPaths
+
+
+def wrapper(implementation: str) -> Callable[..., nn.Module]:
+    if implementation == "torch":
+        return nn.parallel.DistributedDataParallel
+    return miniddp.DistributedDataParallel
+
+
+def run_case(rank: int, implementation: str, *names: str) -> None:
+    warnings.simplefilter("ignore")
+    for name in names:
+        torch.manual_seed(rank)
+        getattr(ddp_cases, name)(wrapper(implementation), rank, dist.get_world_size())
+
+
+@pytest.mark.parametrize("implementation", ["miniddp", "torch"])
+@pytest.mark.parametrize("case", [case.__name__ for case in BOTH])
+def test_two_ranks(case: str, implementation: str) -> None:
+    run_ranks(run_case, 2, implementation, case)
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_all_cases(world_size: int) -> None:
+    names = [case.__name__ for case in BOTH if case.__name__ != "compiled_module"]
+    run_ranks(run_case, world_size, "miniddp", *names, timeout=120)
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(RuntimeError, match="there is no process group"):
+        miniddp.DistributedDataParallel(Mlp())
+
+
+def fails_on_every_rank(world_size: int, fn: Callable[..., Any], *args: Any) -> list[str]:
+    """The messages with which `fn` fails on the ranks; all of them must fail."""
+    messages = run_ranks(message_of, world_size, fn, *args)
+    assert all(messages), messages
+    return list(messages)
+
+
+def message_of(rank: int, fn: Callable[..., Any], *args: Any) -> str:
+    try:
+        fn(rank, *args)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def leave_out_a_branch(rank: int, only_on_rank: int | None) -> None:
+    ddp = miniddp.DistributedDataParallel(TwoPaths(), bucket_cap_mb=0.0001, first_bucket_mb=0.0001)
+    everything = rank != only_on_rank and only_on_rank is not None
+    x = torch.randn(3, 5)
+    loss = ddp(x, True).sum()
+    if everything:
+        loss = loss + ddp(x, False).sum()
+    loss.backward()
+
+
+@pytest.mark.parametrize("only_on_rank", [None, 0, 1])
+def test_a_parameter_without_gradient_is_named_on_every_rank(only_on_rank: int | None) -> None:
+    for message in fails_on_every_rank(2, leave_out_a_branch, only_on_rank):
+        assert "'right.weight'" in message
+        assert "'right.bias'" in message
+        assert "'left.weight'" not in message
+        count = 2 if only_on_rank is None else 1
+        assert f"on {count} of 2 ranks" in message
+        assert "find_unused_parameters=True" in message
+
+
+def wrap_twice(rank: int) -> None:
+    model = Mlp()
+    first = miniddp.DistributedDataParallel(model)
+    miniddp.DistributedDataParallel(nn.Sequential(model))
+    del first
+
+
+def test_wrapping_a_module_again() -> None:
+    for message in fails_on_every_rank(2, wrap_twice):
+        assert message.startswith("ValueError: parameter '0.first.weight' belongs to another")
+
+
+def backward_twice(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp())
+    loss = ddp(torch.randn(2, 5)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def test_a_second_backward_through_one_forward() -> None:
+    for message in fails_on_every_rank(2, backward_twice):
+        assert "backward ran again" in message
+        assert "no_sync" in message
+
+
+def two_forwards_then_two_backwards(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(Mlp, rank))
+    single = ddp_cases.reference(Mlp)
+    batches = [ddp_cases.joined(step, 2)[0] for step in range(2)]
+    losses = [ddp(x.chunk(2)[rank]).square().mean() for x in batches]
+    for loss, x in zip(losses, batches, strict=True):
+        loss.backward()
+        single(x).square().mean().backward()
+        ddp_cases.assert_same(ddp.module, single, "accumulated")
+
+
+def test_two_forwards_then_two_backwards() -> None:
+    """torch's DDP leaves the second backward unsynchronised without a word."""
+    run_ranks(two_forwards_then_two_backwards, 2)
+
+
+def sparse_gradient(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(nn.Embedding(5, 3, sparse=True))
+    ddp(torch.tensor([1, 2])).sum().backward()
+
+
+def test_a_sparse_gradient() -> None:
+    for message in fails_on_every_rank(2, sparse_gradient):
+        assert "gradient of 'weight' is sparse" in message
+
+
+def wrong_device(rank: int) -> None:
+    miniddp.DistributedDataParallel(nn.Linear(2, 2, device="meta"))
+
+
+def test_a_device_that_the_group_cannot_reach() -> None:
+    for message in fails_on_every_rank(2, wrong_device):
+        assert "parameter 'weight' is on meta" in message
+
+
+def wrong_device_ids(rank: int) -> None:
+    miniddp.DistributedDataParallel(Mlp(), device_ids=[0])
+
+
+def test_device_ids_of_another_device() -> None:
+    for message in fails_on_every_rank(2, wrong_device_ids):
+        assert "device_ids is [0]" in message
+
+
+def create_graph(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp())
+    ddp(torch.randn(2, 5)).sum().backward(create_graph=True)
+
+
+def test_create_graph() -> None:
+    for message in fails_on_every_rank(2, create_graph):
+        assert "create_graph=True" in message
+
+
+def hook_that_is_none(rank: int) -> None:
+    miniddp.DistributedDataParallel(Mlp()).register_comm_hook(None, None)
+
+
+def test_a_hook_that_cannot_be_called() -> None:
+    for message in fails_on_every_rank(2, hook_that_is_none):
+        assert message == "TypeError: hook must be callable, not NoneType"
+
+
+def goes_on_after_an_error(rank: int) -> None:
+    """A caught error leaves a wrapper that works."""
+    ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(TwoPaths, rank))
+    x = torch.randn(3, 5)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        ddp(x, True).sum().backward()
+    ddp.zero_grad()
+    (ddp(x, True).sum() + ddp(x, False).sum()).backward()
+    ddp_cases.assert_equal_on_all_ranks(ddp)
+
+
+def test_goes_on_after_an_error() -> None:
+    run_ranks(goes_on_after_an_error, 2)
+
+
+def die_in_backward(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp())
+    loss = ddp(torch.randn(2, 5)).sum()
+    if rank == 1:
+        raise OSError("the disk is gone")
+    loss.backward()
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    with pytest.raises(RanksFailed, match="the disk is gone") as failure:
+        run_ranks(die_in_backward, 2, timeout=30)
+    assert "OSError" in failure.value.tracebacks[1]
