@@ -251,11 +251,14 @@ def _check_colors(svg: str) -> None:
 
 
 def _with_own_ids(svg: str) -> str:
-    """Drop the ids that nothing refers to; make the others unique on any page."""
-    prefix = f"f{hashlib.sha256(svg.encode()).hexdigest()[:8]}-"
-    used = set(re.findall(r'(?:url\(|href=")#([\w.-]+)', svg))
-    svg = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", svg)
-    return re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
+    """Drop the ids that nothing refers to; make the others stable, and unique on any page."""
+    used = list(dict.fromkeys(re.findall(r'(?:url\(|href=")#([\w.-]+)', svg)))
+    numbers_of = {identity: number for number, identity in enumerate(used, 1)}
+    svg = re.sub(r' id="([\w.-]+)"', lambda m: m[0] if m[1] in numbers_of else "", svg)
+    place = re.compile(r'( id="|url\(#|href="#)([\w.-]+)')
+    unnamed = place.sub(lambda m: f"{m[1]}{numbers_of[m[2]]}", svg)
+    prefix = f"f{hashlib.sha256(unnamed.encode()).hexdigest()[:8]}"
+    return place.sub(lambda m: f"{m[1]}{prefix}-{m[2]}", unnamed)
 
 
 def _describe(fig: Figure) -> str:

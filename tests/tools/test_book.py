@@ -1,0 +1,170 @@
+"""runs/book.py: what it displays in a notebook and prints in a script."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import IPython.display
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+import book
+
+mpl.use("agg")
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The bundles displayed, as in a notebook."""
+    bundles = []
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    monkeypatch.setattr(IPython.display, "display", lambda bundle, raw: bundles.append(bundle))
+    return bundles
+
+
+@pytest.fixture(autouse=True)
+def as_script(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    monkeypatch.setitem(book.facts, "provenance", None)
+    monkeypatch.setitem(book.facts, "data_used", False)
+
+
+@pytest.fixture
+def axes():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    yield axes
+    plt.close(figure)
+
+
+def test_record_displays_plain_values(shown):
+    book.record(ratio=np.float32(1.5), bytes=np.int64(40), device="cpu", rounds=3)
+    values = {"ratio": 1.5, "bytes": 40, "device": "cpu", "rounds": 3}
+    assert shown[0][book.VALUES] == values
+    assert [type(value) for value in shown[0][book.VALUES].values()] == [float, int, str, int]
+    assert shown[0]["text/plain"].splitlines()[0] == "ratio = 1.5"
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"x": float("nan")}, ValueError, "x is nan, expected a finite number"),
+        ({"x": [1]}, TypeError, "x must be a number or a string, not list"),
+        ({"x": True}, TypeError, "not bool"),
+        ({}, ValueError, "at least one value"),
+    ],
+)
+def test_record_refuses_what_cannot_be_quoted(values, error, message):
+    with pytest.raises(error, match=message):
+        book.record(**values)
+
+
+def test_show_ranks_takes_texts_or_the_results_of_run_ranks(shown):
+    results = types.SimpleNamespace(outputs=["a\nb\n", ""])
+    book.show_ranks(results)
+    book.show_ranks(["x"], title="One")
+    assert shown[0][book.RANKS] == {"ranks": ["a\nb", ""]}
+    assert shown[0]["text/plain"].splitlines() == ["rank 0 | a", "rank 0 | b", "rank 1 | "]
+    assert shown[1][book.RANKS] == {"ranks": ["x"], "title": "One"}
+
+
+def test_table_aligns_numbers_and_escapes_pipes(shown):
+    book.table([["a|b", 1.23456, "12 MB"], ["c", 12345.6, "3 MB"]], ["what", "x", "size"])
+    assert shown[0]["text/markdown"].splitlines() == [
+        "| what | x | size |",
+        "| ---- | -----: | ----: |",
+        r"| a\|b | 1.235 | 12 MB |",
+        "| c | 12,346 | 3 MB |",
+    ]
+    assert shown[0]["text/plain"].splitlines() == [
+        "what       x   size",
+        "a|b    1.235  12 MB",
+        "c     12,346   3 MB",
+    ]
+
+
+def test_table_refuses_a_row_of_another_length():
+    with pytest.raises(ValueError, match="row 1 has 1 cells, expected 2"):
+        book.table([[1, 2], [3]], ["a", "b"])
+    with pytest.raises(ValueError, match="align must have"):
+        book.table([[1, 2]], ["a", "b"], align="lx")
+
+
+def test_figure_is_text_in_palette_colours_with_ids_of_its_own(shown, axes):
+    axes.plot([1, 2], [1, 4], marker="o", label="ring")
+    axes.set(xlabel="size", ylabel="time", title="A < B")
+    axes.legend()
+    book.figure(axes.figure)
+    svg = shown[0]["image/svg+xml"]
+    tree = ElementTree.fromstring(svg)
+    texts = [
+        "".join(element.itertext()) for element in tree.iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert {"size", "time", "A < B", "ring"} <= set(texts)
+    identities = [element.get("id") for element in tree.iter() if element.get("id")]
+    assert identities
+    assert len({identity.split("-")[0] for identity in identities}) == 1
+    used = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", svg))
+    assert used == set(identities)
+    assert "<style" not in svg
+    assert "DejaVu" not in svg
+    assert shown[0]["text/plain"] == "figure: time against size (ring)"
+
+
+def test_the_same_figure_gives_the_same_svg(axes):
+    axes.plot([1, 2], [1, 4], marker="o")
+    assert book._svg(axes.figure) == book._svg(axes.figure)
+
+
+def test_figure_refuses_other_colours(axes):
+    axes.plot([1, 2], color="#123456")
+    with pytest.raises(ValueError, match="uses #123456"):
+        book.figure(axes.figure)
+
+
+def test_provenance_is_kept_and_said_once(capsys):
+    book.provenance("cuda:0", [2, 4], ["gloo", "nccl"])
+    expected = {"device": "cuda", "world_size": [2, 4], "backend": ["gloo", "nccl"]}
+    assert book.facts["provenance"] == expected
+    assert capsys.readouterr().out == "cuda: 2 and 4 ranks over gloo and nccl\n"
+    with pytest.raises(RuntimeError, match="called twice"):
+        book.provenance("cpu", 1, None)
+
+
+def test_provenance_refuses_an_unknown_device():
+    with pytest.raises(ValueError, match="must be cpu or cuda, not 'tpu'"):
+        book.provenance("tpu", 1, None)
+
+
+def test_data_dir(monkeypatch, tmp_path):
+    monkeypatch.delenv("MINIDDP_DATA_DIR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert book.data_dir() is None
+    assert not book.facts["data_used"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--data-dir", str(tmp_path)])
+    assert book.data_dir() == tmp_path
+    monkeypatch.setattr(sys, "argv", ["run.py", f"--data-dir={tmp_path}"])
+    assert book.data_dir() == tmp_path
+    monkeypatch.setenv("MINIDDP_DATA_DIR", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError, match="--data-dir: no folder"):
+        book.data_dir()
+
+
+def test_a_run_is_also_a_plain_script(tmp_path):
+    run = tmp_path / "01-run.py"
+    run.write_text(
+        "from book import provenance, record, show_ranks\n"
+        "provenance('cpu', 1, None)\nrecord(x=2)\nshow_ranks(['hello'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(book.__file__).parent)}
+    result = subprocess.run(
+        [sys.executable, run], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "cpu: 1 rank\nx = 2\nrank 0 | hello\n"
+    assert result.returncode == 0
