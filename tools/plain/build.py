@@ -1,0 +1,394 @@
+"""The plain build: the book as a site, made with Pandoc where Quarto is not at hand.
+
+Every page goes through Pandoc once, with the book's own filters and plain.lua; what depends on
+other pages (navigation, cross-references) is put in afterwards. What is read from _quarto.yml:
+the book's title, description, favicon, repo-url, page-footer, chapters and appendices; resources,
+filters, bibliography, csl, number-sections, crossref.chapters; of format.html: css, toc-depth and
+the include-… files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pypandoc
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+KINDS = {"fig": "Figure", "tbl": "Table", "lst": "Listing", "eq": "Equation", "sec": "Section"}
+REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
+LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
+
+
+class BuildError(Exception):
+    """What stopped the build, in one line."""
+
+
+@dataclass(frozen=True)
+class Page:
+    source: str  # relative to the book's folder: "chapters/05-ring.qmd"
+    part: str | None
+    number: str  # "5", "A", or "" for a page without one
+    label: str | None = None  # what the navigation calls it; None: its title
+
+    @property
+    def url(self) -> str:
+        return str(PurePosixPath(self.source).with_suffix(".html"))
+
+    @property
+    def root(self) -> str:
+        return "../" * (len(PurePosixPath(self.source).parts) - 1)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    page: Page
+    title: str  # HTML
+    targets: dict[str, str]  # cross-reference name → number or, for a section without one, title
+    text: str  # the page's HTML, navigation and cross-references still to come
+
+    @property
+    def label(self) -> str:
+        if self.page.label:
+            return html.escape(self.page.label)
+        return f"{self.page.number} {self.title}".strip()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build the book with Pandoc.")
+    parser.add_argument("--output", type=Path, default=ROOT / "_site", metavar="DIR")
+    parser.add_argument("--source", type=Path, default=ROOT, metavar="DIR", help="the book's folder")
+    options = parser.parse_args(arguments)
+    try:
+        build(options.source.resolve(), options.output.resolve())
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(source: Path, output: Path) -> None:
+    """Build the book of the folder `source` into `output`, which is replaced."""
+    config = read_config(source)
+    pages = list_pages(config, source)
+    rendered = render_pages(pages, config, source)
+    targets = all_targets(rendered)
+    with tempfile.TemporaryDirectory(prefix="book-") as folder:
+        site = Path(folder) / "site"
+        for position, entry in enumerate(rendered):
+            text = resolve_references(entry, targets)
+            text = text.replace("<!--nav-->", navigation(rendered, entry.page))
+            text = text.replace("<!--pager-->", pager(rendered, position))
+            write(site / entry.page.url, text)
+        copy_assets(config, source, site)
+        for entry in rendered:
+            copy_linked_files(entry, source, site)
+        replace_folder(site, output)
+
+
+# The book's configuration ------------------------------------------------------------------------
+
+
+def read_config(source: Path) -> dict[str, Any]:
+    path = source / "_quarto.yml"
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BuildError(f"_quarto.yml cannot be read: {error.strerror} ({path})") from error
+    except yaml.YAMLError as error:
+        raise BuildError(f"_quarto.yml is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("book"), dict):
+        raise BuildError("_quarto.yml: expected a mapping with a 'book' in it")
+    return config
+
+
+def html_options(config: dict[str, Any]) -> dict[str, Any]:
+    formats = config.get("format")
+    options = formats.get("html") if isinstance(formats, dict) else None
+    return options if isinstance(options, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def list_pages(config: dict[str, Any], source: Path) -> list[Page]:
+    """The pages in reading order, numbered as Quarto numbers them."""
+    book = config["book"]
+    numbered = config.get("number-sections", True)
+    numbers = (str(number) if numbered else "" for number in range(1, 1000))
+    letters = (chr(ord("A") + offset) if numbered else "" for offset in range(26))
+    pages = [*entries(as_list(book.get("chapters")), None, numbers, source)]
+    pages += entries(as_list(book.get("appendices")), "Appendices", letters, source)
+    if not pages:
+        raise BuildError("_quarto.yml: book has no chapters")
+    return pages
+
+
+def entries(
+    items: list[Any], part: str | None, numbers: Iterator[str], source: Path
+) -> Iterator[Page]:
+    for item in items:
+        if isinstance(item, str):
+            yield page_at(item, None, part, numbers, source)
+            continue
+        inner = as_list(item.get("chapters"))
+        if "part" not in item:
+            yield page_at(item.get("href"), item.get("text"), part, numbers, source)
+        elif str(item["part"]).endswith(".qmd"):
+            yield page_at(item["part"], None, part, numbers, source)
+            yield from entries(inner, part, numbers, source)
+        else:
+            yield from entries(inner, str(item["part"]), numbers, source)
+
+
+def page_at(
+    name: Any, label: str | None, part: str | None, numbers: Iterator[str], source: Path
+) -> Page:
+    if not isinstance(name, str) or not (source / name).is_file():
+        raise BuildError(f"_quarto.yml names {name}: there is no such file")
+    return Page(name, part, next(numbers) if is_numbered(source / name) else "", label)
+
+
+def is_numbered(path: Path) -> bool:
+    """Whether the page's first heading takes a number: `# Title {.unnumbered}` does not."""
+    text = path.read_text(encoding="utf-8")
+    prose = re.sub(r"^(```+|~~~+).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
+    heading = re.search(r"^# .*$", prose, re.MULTILINE)
+    return not heading or not re.search(r"\{(-|[^}]*\.unnumbered[^}]*)\}", heading[0])
+
+
+# Pandoc ------------------------------------------------------------------------------------------
+
+
+def render_pages(pages: list[Page], config: dict[str, Any], source: Path) -> list[Rendered]:
+    def render(position: int) -> Rendered:
+        print(f"[{position + 1:2}/{len(pages)}] {pages[position].source}", flush=True)
+        return render_page(pages[position], config, source)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        futures = [pool.submit(render, position) for position in range(len(pages))]
+        try:
+            return [future.result() for future in futures]
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def render_page(page: Page, config: dict[str, Any], source: Path) -> Rendered:
+    command = [pypandoc.get_pandoc_path(), *pandoc_arguments(page, config, source)]
+    metadata = json.dumps(page_metadata(page, config))
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        file.write(metadata)
+        file.flush()
+        command.append(f"--metadata-file={file.name}")
+        done = subprocess.run(command, cwd=source, capture_output=True, encoding="utf-8")
+    if done.returncode != 0:
+        raise BuildError(failure(done.stderr, page))
+    if done.stderr.strip():
+        print(done.stderr.strip(), file=sys.stderr)
+    index, text = done.stdout.split("\n", 1)
+    entry = json.loads(index)
+    for name in ("include-in-header", "include-before-body", "include-after-body"):
+        text = text.replace(f"<!--{name}-->", included(html_options(config).get(name), page, source))
+    return Rendered(page, entry["title"], entry["targets"] or {}, text)
+
+
+def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[str]:
+    options = html_options(config)
+    arguments = [page.source, "--from=markdown", "--to=html5", "--mathml", "--wrap=preserve",
+                 "--toc", f"--toc-depth={options.get('toc-depth', 3)}",
+                 f"--template={HERE / 'template.html'}"]  # fmt: skip
+    arguments += [f"--lua-filter={path}" for path in filters(config, source)]
+    arguments.append(f"--lua-filter={HERE / 'plain.lua'}")
+    bibliography = as_list(config.get("bibliography"))
+    if bibliography:
+        arguments += ["--citeproc", *(f"--bibliography={name}" for name in bibliography)]
+        arguments += [f"--csl={name}" for name in as_list(config.get("csl"))]
+    return arguments
+
+
+def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
+    book = config["book"]
+    crossref = config.get("crossref") or {}
+    footer = book.get("page-footer") or {}
+    return {
+        "page": page.source,
+        "root": page.root,
+        "chapter": page.number,
+        "number-prefix": page.number if crossref.get("chapters", True) else "",
+        "lang": config.get("lang", "en"),
+        "book": {"title": book.get("title", ""), "repo-url": book.get("repo-url")},
+        "description": book.get("description", ""),
+        "favicon": book.get("favicon"),
+        "style": [page.root + name for name in as_list(html_options(config).get("css"))],
+        "footer": [footer[side] for side in ("left", "center", "right") if footer.get(side)],
+    }
+
+
+def filters(config: dict[str, Any], source: Path) -> Iterator[Path]:
+    """The book's own Lua filters, in order."""
+    for entry in as_list(config.get("filters")):
+        name = entry.get("path") if isinstance(entry, dict) else entry
+        if not str(name).endswith(".lua"):
+            continue
+        if not (source / name).is_file():
+            raise BuildError(f"_quarto.yml names the filter {name}: there is no such file")
+        yield source / name
+
+
+def included(value: Any, page: Page, source: Path) -> str:
+    """The HTML of an include-… option: file names, or {text: …} and {file: …}."""
+    parts = []
+    for entry in as_list(value):
+        if isinstance(entry, dict) and "text" in entry:
+            parts.append(str(entry["text"]))
+            continue
+        name = entry.get("file") if isinstance(entry, dict) else entry
+        if not (source / str(name)).is_file():
+            raise BuildError(f"_quarto.yml includes {name}: there is no such file")
+        parts.append((source / name).read_text(encoding="utf-8"))
+    return re.sub(r'((?:href|src)=")/(?!/)', rf"\g<1>{page.root}", "\n".join(parts))
+
+
+def failure(stderr: str, page: Page) -> str:
+    """What stopped Pandoc on `page`, in one line, without a filter's traceback."""
+    message = stderr.split("stack traceback:")[0]
+    message = re.sub(r"^Error running filter .*?:\n", "", message)
+    message = re.sub(r"^\S+\.lua:\d+: ", "", " ".join(message.split()))
+    return message if page.source in message else f"{page.source}: {message}"
+
+
+# What depends on other pages ---------------------------------------------------------------------
+
+
+def all_targets(rendered: list[Rendered]) -> dict[str, tuple[Page, str]]:
+    targets: dict[str, tuple[Page, str]] = {}
+    for entry in rendered:
+        for name, number in entry.targets.items():
+            if name in targets:
+                first = targets[name][0].source
+                raise BuildError(f"{entry.page.source}: the name #{name} is already used in {first}")
+            targets[name] = (entry.page, number)
+    return targets
+
+
+def resolve_references(entry: Rendered, targets: dict[str, tuple[Page, str]]) -> str:
+    def link(match: re.Match[str]) -> str:
+        name, form = match.groups()
+        if name not in targets:
+            kind = KINDS[name.split("-")[0]].lower()
+            raise BuildError(f"{entry.page.source}: @{name}: no page has a {kind} of that name")
+        page, number = targets[name]
+        address = f"#{name}" if page == entry.page else f"{relative(page.url, entry.page)}#{name}"
+        text = number if form == "number" else reference_text(name, page, number)
+        return f'<a href="{address}" class="xref">{text}</a>'
+
+    return REFERENCE.sub(link, entry.text)
+
+
+def reference_text(name: str, page: Page, number: str) -> str:
+    kind = KINDS[name.split("-")[0]]
+    if kind == "Section" and number == page.number:
+        kind = "Appendix" if number.isalpha() else "Chapter"
+    numbered = re.fullmatch(r"[A-Z\d]+(\.\d+)*", number)
+    return f"{kind}&nbsp;{number}" if numbered else number
+
+
+def relative(url: str, page: Page) -> str:
+    return posixpath.relpath(url, posixpath.dirname(page.url) or ".")
+
+
+def navigation(rendered: list[Rendered], current: Page) -> str:
+    lines = []
+    part = None
+    for entry in rendered:
+        if entry.page.part != part:
+            lines.append("</ul>" if lines else "")
+            part = entry.page.part
+            lines.append(f'<p class="nav-part">{html.escape(part)}</p>' if part else "")
+            lines.append("<ul>")
+        elif not lines:
+            lines.append("<ul>")
+        mark = ' aria-current="page"' if entry.page == current else ""
+        address = relative(entry.page.url, current)
+        lines.append(f'<li><a href="{address}"{mark}>{entry.label}</a></li>')
+    return "\n".join([*lines, "</ul>"])
+
+
+def pager(rendered: list[Rendered], position: int) -> str:
+    current = rendered[position].page
+    links = []
+    for step, name, word in ((-1, "prev", "Previous"), (1, "next", "Next")):
+        if not 0 <= position + step < len(rendered):
+            continue
+        entry = rendered[position + step]
+        links.append(
+            f'<a class="{name}" rel="{name}" href="{relative(entry.page.url, current)}">'
+            f"<span>{word}</span> {entry.label}</a>"
+        )
+    return "\n".join(links)
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def copy_assets(config: dict[str, Any], source: Path, site: Path) -> None:
+    for name in ("plain.css", "plain.js"):
+        copy(HERE / name, site / "plain" / name)
+    resources = as_list((config.get("project") or {}).get("resources"))
+    for pattern in resources:
+        for path in sorted(source.glob(pattern)):
+            if path.is_file():
+                copy(path, site / path.relative_to(source))
+
+
+def copy_linked_files(entry: Rendered, source: Path, site: Path) -> None:
+    """Copy the files that a page refers to; one that is nowhere stops the build."""
+    folder = posixpath.dirname(entry.page.url)
+    text = (site / entry.page.url).read_text(encoding="utf-8")
+    for link in sorted(set(LOCAL_LINK.findall(text))):
+        name = posixpath.normpath(posixpath.join(folder, html.unescape(link)))
+        if (site / name).exists():
+            continue
+        if name.startswith("..") or not (source / name).is_file():
+            raise BuildError(f"{entry.page.source}: it links to {link}: there is no such file")
+        copy(source / name, site / name)
+
+
+def copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put `new` where `folder` is; its files stay readable to a server that runs in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(new, folder, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

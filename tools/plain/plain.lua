@@ -1,0 +1,331 @@
+-- What Quarto does to a page, for plain Pandoc: numbers, cross-references, callouts, tabs, code
+-- annotations. Runs after the book's own filter. Hands the page's title and the text of every
+-- cross-reference target to build.py through the template variable `index`.
+
+local KINDS = { fig = "Figure", tbl = "Table", lst = "Listing", eq = "Equation", sec = "Section" }
+local CALLOUTS = {
+  note = "Note", tip = "Tip", warning = "Warning", important = "Important", caution = "Caution",
+}
+local ANNOTATION = { "%s*#%s*<(%d+)>%s*$", "%s*//%s*<(%d+)>%s*$", "%s*%-%-%s*<(%d+)>%s*$" }
+
+local page, root, chapter, prefix = "", "", "", "" -- prefix: what comes before a figure's number
+local targets = {} -- id → number, e.g. fig-ring → "5.1"
+local counts = {}  -- kind → how many so far
+local sections = {} -- heading numbers below the chapter, by level
+local cells, tabsets = 0, 0
+
+local function fail(message)
+  io.stderr:write(page .. ": " .. message .. "\n")
+  os.exit(1)
+end
+
+local function escape(text)
+  return (text:gsub("[&<>\"]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }))
+end
+
+local function raw(html) return pandoc.RawBlock("html", html) end
+
+local function kind_of(id)
+  local kind = id:match("^(%a+)%-")
+  return kind and KINDS[kind] and kind
+end
+
+local function add_target(id, number)
+  if targets[id] then fail("the name #" .. id .. " is used twice") end
+  targets[id] = number
+end
+
+local function next_number(id)
+  local kind = kind_of(id)
+  counts[kind] = (counts[kind] or 0) + 1
+  local number = (prefix ~= "" and prefix .. "." or "") .. counts[kind]
+  add_target(id, number)
+  return number
+end
+
+local function label(id)
+  return pandoc.Inlines { pandoc.Str(KINDS[kind_of(id)] .. "\u{a0}" .. next_number(id) .. ": ") }
+end
+
+local function number_caption(blocks, id)
+  local first = blocks[1]
+  if not first then return pandoc.Blocks { pandoc.Plain(label(id)) } end
+  first.content = label(id) .. first.content
+  return blocks
+end
+
+-- Headings ---------------------------------------------------------------------------------------
+
+local function Header(header)
+  local numbered = chapter ~= "" and header.level > 1 and not header.classes:includes("unnumbered")
+  local number = ""
+  if numbered then
+    local depth = header.level - 1
+    sections[depth] = (sections[depth] or 0) + 1
+    for deeper = #sections, depth + 1, -1 do sections[deeper] = nil end
+    for level = 1, depth do sections[level] = sections[level] or 0 end
+    number = chapter .. "." .. table.concat(sections, ".")
+    header.content:insert(1, pandoc.Space())
+    header.content:insert(1, pandoc.Span(number, { class = "header-section-number" }))
+  end
+  if kind_of(header.identifier) == "sec" then
+    add_target(header.identifier, number ~= "" and number or pandoc.utils.stringify(header))
+  end
+  return header
+end
+
+-- The page's title: of the metadata, else its first heading.
+local function take_title(doc)
+  local title, id = doc.meta.title, ""
+  for position, block in ipairs(doc.blocks) do
+    if block.t == "Header" and block.level == 1 then
+      if title then break end
+      title, id = block.content, block.identifier
+      doc.blocks:remove(position)
+      break
+    end
+  end
+  if not title then fail("no title: start the page with '# Title' or set title in its metadata") end
+  if kind_of(id) == "sec" then add_target(id, chapter ~= "" and chapter or pandoc.utils.stringify(title)) end
+  return pandoc.Inlines(title), id
+end
+
+-- Figures, tables, equations ---------------------------------------------------------------------
+
+local function numbered_div(div)
+  local caption = pandoc.Blocks {}
+  local last = div.content[#div.content]
+  if last and (last.t == "Para" or last.t == "Plain") then caption:insert(div.content:remove()) end
+  caption = number_caption(caption, div.identifier)
+  return pandoc.Figure(div.content, pandoc.Caption(caption), div.attr)
+end
+
+local function Figure(figure)
+  if not kind_of(figure.identifier) then return nil end
+  figure.caption.long = number_caption(figure.caption.long, figure.identifier)
+  return figure
+end
+
+local function Table(tbl)
+  local caption = tbl.caption.long
+  local text = caption[1] and caption[1].content
+  local named = text and #text > 0 and text[#text].t == "Str" and text[#text].text:match("^{#(tbl%-.+)}$")
+  if named then
+    text:remove()
+    tbl.identifier = named
+  end
+  if kind_of(tbl.identifier) then tbl.caption.long = number_caption(caption, tbl.identifier) end
+  return tbl
+end
+
+local function scrolling(tbl) return pandoc.Div({ tbl }, { class = "table-scroll" }) end
+
+local function Inlines(inlines)
+  local done = pandoc.Inlines {}
+  local position = 1
+  while position <= #inlines do
+    local inline = inlines[position]
+    if inline.t == "Math" and inline.mathtype == "DisplayMath" then
+      local after = position + 1
+      while inlines[after] and (inlines[after].t == "Space" or inlines[after].t == "SoftBreak") do
+        after = after + 1
+      end
+      local id = inlines[after] and inlines[after].t == "Str" and inlines[after].text:match("^{#(eq%-.+)}$")
+      local body = pandoc.Inlines { pandoc.Span({ inline }, { class = "equation-body" }) }
+      if id then
+        body:insert(pandoc.Span("(" .. next_number(id) .. ")", { class = "equation-number" }))
+        position = after
+      end
+      done:insert(pandoc.Span(body, pandoc.Attr(id or "", { "equation" })))
+    else
+      done:insert(inline)
+    end
+    position = position + 1
+  end
+  return done
+end
+
+-- References and links ---------------------------------------------------------------------------
+
+-- build.py fills these in, once it knows the numbers of every page.
+local function reference(citation)
+  local form = citation.mode == "SuppressAuthor" and "number" or "full"
+  local prefix = pandoc.utils.stringify(citation.prefix)
+  if prefix ~= "" then form = "number" end
+  local link = ('<x-ref to="%s" form="%s"></x-ref>'):format(citation.id, form)
+  return (prefix ~= "" and prefix .. "\u{a0}" or "") .. link
+end
+
+local function Cite(cite)
+  local links = {}
+  for _, citation in ipairs(cite.citations) do
+    if kind_of(citation.id) then table.insert(links, reference(citation)) end
+  end
+  if #links == 0 then return nil end
+  if #links < #cite.citations then fail("a cross-reference and a citation in one [@…; @…]: split them") end
+  return pandoc.RawInline("html", table.concat(links, ", "))
+end
+
+local function Link(link)
+  if not link.target:match("^%a+:") then
+    link.target = link.target:gsub("^/", root):gsub("%.qmd$", ".html"):gsub("%.qmd#", ".html#")
+  end
+  return link
+end
+
+local function Str(str)
+  if str.text:match("^{{<") then fail("shortcode " .. str.text .. ": the plain build knows none") end
+end
+
+-- Callouts and tabs ------------------------------------------------------------------------------
+
+local function callout(div, kind)
+  local title = pandoc.Inlines(div.attributes.title or CALLOUTS[kind])
+  local first = div.content[1]
+  if first and first.t == "Header" then
+    title = first.content
+    div.content:remove(1)
+  end
+  local body = pandoc.Div(div.content, { class = "callout-body" })
+  local collapse = div.attributes.collapse
+  if not collapse then
+    local heading = pandoc.Div({ pandoc.Plain(title) }, { class = "callout-title" })
+    return pandoc.Div({ heading, body }, { class = "callout callout-" .. kind })
+  end
+  local open = collapse == "false" and " open" or ""
+  return {
+    raw(('<details class="callout callout-%s"%s><summary class="callout-title">'):format(kind, open)),
+    pandoc.Plain(title), raw("</summary>"), body, raw("</details>"),
+  }
+end
+
+local function tabset(div)
+  tabsets = tabsets + 1
+  local level = div.content[1] and div.content[1].t == "Header" and div.content[1].level
+  if not level then fail("a .panel-tabset must start with a heading: the name of its first tab") end
+  local tabs, panels, count = pandoc.Blocks {}, pandoc.Blocks {}, 0
+  for _, block in ipairs(div.content) do
+    if block.t == "Header" and block.level == level then
+      count = count + 1
+      local id = ("tabset-%d-%d"):format(tabsets, count)
+      if count > 1 then panels:insert(raw("</div>")) end
+      tabs:extend { raw(('<button type="button" role="tab" id="%s-tab" aria-controls="%s">'):format(id, id)),
+        pandoc.Plain(block.content), raw("</button>") }
+      panels:insert(raw(('<div class="tab-pane" role="tabpanel" id="%s" aria-labelledby="%s-tab">'):format(id, id)))
+    else
+      panels:insert(block)
+    end
+  end
+  local blocks = pandoc.Blocks { raw('<div class="nav-tabs" role="tablist">') }
+  blocks:extend(tabs)
+  blocks:insert(raw("</div>"))
+  blocks:extend(panels)
+  blocks:insert(raw("</div>"))
+  div.content = blocks
+  return div
+end
+
+local function Div(div)
+  for kind in pairs(CALLOUTS) do
+    if div.classes:includes("callout-" .. kind) then return callout(div, kind) end
+  end
+  if div.classes:includes("panel-tabset") then return tabset(div) end
+  if kind_of(div.identifier) and kind_of(div.identifier) ~= "sec" then return numbered_div(div) end
+end
+
+-- Code annotations: a code block whose lines end in `# <1>`, then a numbered list -----------------
+
+local function marker(line)
+  for _, pattern in ipairs(ANNOTATION) do
+    local number = line:match(pattern)
+    if number then return (line:gsub(pattern, "")), tonumber(number) end
+  end
+end
+
+local function annotated_code(code, list)
+  local lines, marks = {}, {}
+  for line in (code.text .. "\n"):gmatch("(.-)\n") do
+    local bare, number = marker(line)
+    table.insert(lines, bare or line)
+    if number then marks[#lines] = number end
+  end
+  if not next(marks) then return nil end
+  cells = cells + 1
+  local cell = "annotated-cell-" .. cells
+  code.text = table.concat(lines, "\n")
+  code.identifier = cell
+  local html = pandoc.write(pandoc.Pandoc { code }, "html")
+  for line, number in pairs(marks) do
+    local note = list.content[number - list.start + 1]
+    if not note then fail(("a code line is marked <%d>, but the list below does not explain it"):format(number)) end
+    local anchor = ('<button type="button" class="code-annotation-anchor" data-target-cell="%s" '
+      .. 'data-target-annotation="%d" data-tip="%s" aria-label="Note %d">%d</button>'):format(
+      cell, number, escape(pandoc.utils.stringify(note)), number, number)
+    local start = ('<span id="%s-%d">'):format(cell, line)
+    html = html:gsub(start:gsub("%p", "%%%0"), (anchor .. start):gsub("%%", "%%%%"), 1)
+  end
+  return cell, raw(html), marks
+end
+
+local function annotation_list(cell, list, marks)
+  local lines = {}
+  for line, number in pairs(marks) do lines[number] = line end
+  local blocks = pandoc.Blocks { raw('<dl class="code-annotation-container-hidden code-annotation-container-grid">') }
+  for position, item in ipairs(list.content) do
+    local number = list.start + position - 1
+    if not lines[number] then fail(("no code line is marked <%d>, but the list explains it"):format(number)) end
+    blocks:insert(raw(('<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd><div data-code-cell="%s" '
+      .. 'data-code-lines="%d" data-code-annotation="%d">'):format(cell, number, number, cell, lines[number], number)))
+    blocks:extend(item)
+    blocks:insert(raw("</div></dd>"))
+  end
+  blocks:insert(raw("</dl>"))
+  return blocks
+end
+
+local function Blocks(blocks)
+  local done = pandoc.Blocks {}
+  local position = 1
+  while position <= #blocks do
+    local block, following = blocks[position], blocks[position + 1]
+    local cell, code, marks
+    if block.t == "CodeBlock" and following and following.t == "OrderedList" then
+      cell, code, marks = annotated_code(block, following)
+    end
+    if cell then
+      done:insert(code)
+      done:extend(annotation_list(cell, following, marks))
+      position = position + 1
+    else
+      done:insert(block)
+    end
+    position = position + 1
+  end
+  return done
+end
+
+function Pandoc(doc)
+  page, root = doc.meta.page[1].text, pandoc.utils.stringify(doc.meta.root or "")
+  chapter = pandoc.utils.stringify(doc.meta.chapter or "")
+  prefix = pandoc.utils.stringify(doc.meta["number-prefix"] or "")
+  local title, id = take_title(doc)
+  doc.blocks = doc.blocks:walk {
+    traverse = "topdown",
+    Header = Header, Figure = Figure, Table = Table, Div = Div, Blocks = Blocks,
+  }
+  doc.blocks = doc.blocks:walk {
+    Table = scrolling, Inlines = Inlines, Cite = Cite, Link = Link, Str = Str,
+  }
+  local meta = doc.meta
+  local description = meta.description or {}
+  if meta.footer then meta.footer = pandoc.List(meta.footer):map(function(text) return text:walk { Link = Link } end) end
+  meta.pagetitle = pandoc.utils.stringify(title) .. " · " .. pandoc.utils.stringify(meta.book.title)
+  meta["description-meta"] = pandoc.utils.stringify(description)
+  meta.title = pandoc.MetaInlines(title)
+  meta["title-id"] = id
+  meta.index = pandoc.RawInline("html", pandoc.json.encode {
+    title = pandoc.write(pandoc.Pandoc { pandoc.Plain(title) }, "html"):gsub("%s+$", ""),
+    targets = next(targets) and targets or pandoc.json.null,
+  })
+  return doc
+end
