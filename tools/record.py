@@ -36,9 +36,10 @@ OPTIONAL_PACKAGES = ("transformers", "datasets", "tokenizers")
 
 # Executed in the run's kernel after its last cell, and not saved.
 ASK_FACTS = """
-import json, sys
+import sys
 import book
 from IPython.display import display
+from ipykernel.compiler import get_file_name
 _torch = sys.modules.get("torch")
 if (book.facts["provenance"] or {}).get("device") == "cuda":
     import torch as _torch
@@ -49,6 +50,7 @@ display({"application/json": {
     if _cuda else [],
     "used_cuda": _cuda and _torch.cuda.is_initialized(),
     "cuda": _torch.version.cuda if _cuda else None,
+    "cell_files": [get_file_name(code) for code in In],
     "imported": sorted({name.partition(".")[0] for name in sys.modules}),
 }}, raw=True)
 """
@@ -96,7 +98,9 @@ def record(root: Path, run: str, options: argparse.Namespace) -> Path:
             "symbols": symbols,
         },
     }
-    clean(notebook, root, options.data_dir)
+    words = scrub.vocabulary([root / "src", root / "runs"])
+    places = cell_places(run, cells, notebook, facts["cell_files"])
+    clean(notebook, scrub.Scrubber(root, options.data_dir, words, places))
     refuse_bad_notebook(notebook)
     if digest.symbols(root, run) != symbols:
         raise RecordError("the code changed while the run was executed: record it again")
@@ -330,10 +334,19 @@ def git(root: Path, *arguments: str) -> str:
 # The notebook that is saved
 
 
-def clean(notebook: Any, root: Path, data_dir: Path | None) -> None:
+def cell_places(
+    run: str, cells: list[digest.Cell], notebook: Any, files: list[str]
+) -> dict[str, tuple[str, int]]:
+    """Where in the run the temporary file of each executed cell came from."""
+    return {
+        files[node.execution_count]: (f"runs/{run}.py", cell.line)
+        for cell, node in zip(cells, notebook.cells, strict=True)
+        if node.get("execution_count")
+    }
+
+
+def clean(notebook: Any, scrubber: scrub.Scrubber) -> None:
     """Leave in the outputs only what belongs to the book, in a stable order."""
-    words = scrub.vocabulary([root / "src", root / "runs"])
-    scrubber = scrub.Scrubber(root, data_dir, words)
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue

@@ -10,7 +10,7 @@ import getpass
 import re
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,18 @@ NOISE = [
 
 
 class Scrubber:
-    """Rewrites texts. ``words`` are those of the project's own code, which name no machine."""
+    """Rewrites texts.
+
+    ``words`` are those of the project's own code, which name no machine. ``cells`` maps the
+    temporary file of each executed cell to the run's file and the cell's first line in it.
+    """
 
     def __init__(
-        self, root: Path, data_dir: Path | None = None, words: frozenset[str] = frozenset()
+        self,
+        root: Path,
+        data_dir: Path | None = None,
+        words: frozenset[str] = frozenset(),
+        cells: Mapping[str, tuple[str, int]] | None = None,
     ):
         self.rewrites: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = []
         if data_dir:
@@ -51,6 +59,7 @@ class Scrubber:
         self._folder(Path.home(), "~")
         self.rewrites += [(HOME, _shortened), (ABSOLUTE, _shortened)]
         self.names = machine_names(words)
+        self.cells = cells or {}
 
     def _folder(self, folder: Path, replacement: str, random_part: bool = False) -> None:
         inside = f"{replacement}/" if replacement else ""
@@ -64,11 +73,19 @@ class Scrubber:
         """A text without terminal codes, paths, names and noise."""
         text = ESCAPE.sub("", text)
         text = "\n".join(_after_returns(line) for line in text.split("\n"))
+        text = re.sub(r'"([^"\n]+\.py)", line (\d+)', self._in_run, text)
         for pattern, replacement in (*self.rewrites, *NOISE):
             text = pattern.sub(replacement, text)
         for pattern, replacement in self.names:
             text = pattern.sub(replacement, text)
         return text
+
+    def _in_run(self, match: re.Match[str]) -> str:
+        """A place in a cell's temporary file as the place in the run that it came from."""
+        if match[1] not in self.cells:
+            return match[0]
+        file, first = self.cells[match[1]]
+        return f'"{file}", line {first + int(match[2]) - 1}'
 
     def svg(self, svg: str) -> str:
         """An SVG without the paths and names; its path data is not searched for other paths."""
