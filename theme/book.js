@@ -30,7 +30,7 @@ function toggleTheme() {
 }
 
 function addToggles() {
-  const places = document.querySelectorAll("[data-theme-slot], .sidebar-tools-main, .quarto-secondary-nav > div");
+  const places = document.querySelectorAll("[data-theme-slot], .sidebar-search, .quarto-secondary-nav > div");
   for (const place of places) {
     const button = document.createElement("button");
     button.type = "button";
@@ -151,6 +151,9 @@ function nameLandmarks() {
   document.querySelector("#quarto-sidebar")?.setAttribute("aria-label", "Chapters");
   document.querySelector("#TOC")?.setAttribute("aria-label", "On this page");
   document.querySelector(".quarto-secondary-nav")?.setAttribute("aria-label", "Page header");
+  const glass = document.querySelector("#quarto-sidebar-glass");
+  glass?.setAttribute("role", "button");
+  glass?.setAttribute("aria-label", "Close the menu");
   for (const link of document.querySelectorAll("a[data-bs-toggle][role=navigation]")) {
     link.setAttribute("role", "button");
     link.tabIndex = 0;
