@@ -69,7 +69,9 @@ def read_pairs(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected UTF-8 text, found byte {error.start} invalid") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        byte = error.object[error.start]
+        raise DataError(f"{path}, line {line}: expected UTF-8, found byte {byte:#x}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if lines == [""]:
