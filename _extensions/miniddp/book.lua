@@ -42,6 +42,7 @@ local function replace_by(renderers)
 end
 
 function Pandoc(doc)
+  place.check_fences(doc.blocks)
   local minutes = reading_time.of(doc)
   local blocks = glossary.name_terms(doc.blocks)
   blocks = blocks:walk { Span = replace_by(spans) }

@@ -63,4 +63,17 @@ function M.of(element, class, page)
   end
 end
 
+-- A fenced div with a mistake in its attributes is a paragraph to Pandoc.
+function M.check_fences(blocks)
+  local function check(block)
+    local first = block.content[1]
+    if not first or first.t ~= "Str" or not first.text:match("^:::") then return end
+    local text = pandoc.utils.stringify(block):match("^%S+%s*%S*")
+    local position = (project.read(project.page) or ""):find(text, 1, true)
+    local line = position and ":" .. line_at(project.read(project.page), position) or ""
+    M.stop(("%s%s: this line opens or closes no div: check the attributes and the quotes: %s"):format(project.page, line, text))
+  end
+  blocks:walk { Para = check, Plain = check }
+end
+
 return M

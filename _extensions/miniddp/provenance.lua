@@ -38,7 +38,7 @@ end
 function M.backend(meta) return enumerate(as_list(meta.backend)) end
 
 function M.torch(meta)
-  local version = meta.versions and present(meta.versions.torch)
+  local version = present((present(meta.versions) or {}).torch)
   return version and (version:gsub("%+.*$", ""))
 end
 
@@ -108,7 +108,7 @@ end
 
 local function versions(meta)
   local parts = {}
-  for _, package in ipairs(sorted_keys(meta.versions)) do
+  for _, package in ipairs(sorted_keys(present(meta.versions))) do
     table.insert(parts, package .. " " .. tostring(meta.versions[package]))
   end
   return table.concat(parts, ", ")

@@ -39,9 +39,11 @@ local function load(name, kind, fail)
     loaded[path] = false
     return nil
   end
-  local decoded, notebook = pcall(pandoc.json.decode, text, false)
-  if not decoded or type(notebook) ~= "table" then fail(path .. " is not JSON") end
-  if type(notebook.cells) ~= "table" then fail(path .. " is not a notebook: it has no cells") end
+  local _, notebook = pcall(pandoc.json.decode, text, false)
+  if notebook == nil then fail(path .. " is not JSON") end
+  if type(notebook) ~= "table" or type(notebook.cells) ~= "table" then
+    fail(path .. " is not a notebook: it has no cells")
+  end
   local meta = type(notebook.metadata) == "table" and notebook.metadata.miniddp
   if type(meta) ~= "table" then
     fail(path .. " is not a recording: its metadata has no `miniddp` (make one with: make record RUN=" .. name .. ")")

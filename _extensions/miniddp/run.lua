@@ -23,7 +23,8 @@ end
 
 return function(div, fail)
   local function alt_of()
-    return div.attributes["fig-alt"] or fail('its output is a figure: say what it shows with fig-alt="…"')
+    local alt = div.attributes["fig-alt"] or ""
+    return alt ~= "" and alt or fail('its output is a figure: say what it shows with fig-alt="…"')
   end
   local found = with_cell(div, fail)
   local function blocks_of(one)

@@ -13,12 +13,14 @@ local function grouped(text)
   return text
 end
 
--- As string.format; `%,d` and `%,.1f` put commas between thousands. Nil if the value does not fit.
+-- As string.format with one value; `%,d` and `%,.1f` put commas between thousands. Nil if the value
+-- does not fit.
 local function formatted(value, format)
   if not format then return math.type(value) and ("%.15g"):format(value) or tostring(value) end
   local plain, commas = format:gsub("%%,", "%%")
+  local _, places = plain:gsub("%%%%", ""):gsub("%%", "")
   local fits, text = pcall(string.format, plain, value)
-  if not fits then return nil end
+  if not fits or places ~= 1 then return nil end
   return commas > 0 and grouped(text) or text
 end
 

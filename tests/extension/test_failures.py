@@ -1,0 +1,315 @@
+"""Whatever is wrong stops the build with one line: page, line, element, what was looked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+PAGE = "chapters/05-ring.qmd"
+BEFORE = "# The ring\n\nSome text.\n\n"
+LINE = BEFORE.count("\n") + 1
+
+SYMBOLS = (
+    "SEGMENT_BYTES, TABLE, TOTAL, split, all_reduce, wait, Empty, send, Ring, Ring.size, "
+    "Ring.names, Ring.__init__, Ring.next, Ring.step, Ring.Link, Ring.Link.cut, Ring.last, twice"
+)
+
+
+def code(attributes: str, *annotations: str) -> str:
+    return "\n".join([f"::: {{.code {attributes}}}", *annotations, ":::"])
+
+
+def run(attributes: str, caption: str = "") -> str:
+    return f"::: {{.run {attributes}}}\n{caption}\n:::"
+
+
+def diagram(attributes: str, caption: str = "") -> str:
+    return f"::: {{.diagram {attributes}}}\n{caption}\n:::"
+
+
+SPLIT = 'symbol="miniddp.ring:split"'
+REDUCE = 'symbol="miniddp.ring:all_reduce"'
+
+FAILURES = {
+    "unknown symbol": (
+        code('symbol="miniddp.ring:all_reduc"'),
+        '.code symbol="miniddp.ring:all_reduc": no such symbol in src/miniddp/ring.py '
+        f"(it has: {SYMBOLS})",
+    ),
+    "symbol inside a string": (
+        code('symbol="miniddp.ring:decoy"'),
+        f'.code symbol="miniddp.ring:decoy": no such symbol in src/miniddp/ring.py '
+        f"(it has: {SYMBOLS})",
+    ),
+    "ambiguous symbol": (
+        code('symbol="miniddp.ring:twice"'),
+        '.code symbol="miniddp.ring:twice": defined more than once (lines 136, 141) in '
+        f"src/miniddp/ring.py (it has: {SYMBOLS})",
+    ),
+    "unknown module": (
+        code('symbol="miniddp.rong:split"'),
+        '.code symbol="miniddp.rong:split": no such module: there is no src/miniddp/rong.py',
+    ),
+    "malformed symbol": (
+        code('symbol="miniddp.ring"'),
+        '.code symbol="miniddp.ring": expected symbol="package.module:name" or file="path"',
+    ),
+    "no symbol": (code(""), '.code: expected symbol="package.module:name" or file="path"'),
+    "unknown file": (
+        code('file="exercises/06.py"'),
+        '.code file="exercises/06.py": no such file: exercises/06.py',
+    ),
+    "annotation of a line that is gone": (
+        code(SPLIT, "`sise = 1`", ": A note."),
+        f".code {SPLIT}: no line `sise = 1` in the quoted part of src/miniddp/ring.py",
+        LINE + 1,
+    ),
+    "annotation of a part of a line": (
+        code(SPLIT, "`size = len(tensor)`", ": A note."),
+        f".code {SPLIT}: no line `size = len(tensor)` in the quoted part of src/miniddp/ring.py",
+        LINE + 1,
+    ),
+    "annotation of two lines": (
+        code(REDUCE, "`def split(part):`", ": One.", "", "`send(tensor)`", ": Which?"),
+        f".code {REDUCE}: 2 lines read `send(tensor)`: put the line above it in front, as in "
+        "`line above` `send(tensor)`",
+        LINE + 4,
+    ),
+    "annotation of a line that the docstring took along": (
+        code(SPLIT + ' docstring="no"', "`Returns a list.`", ": A note."),
+        f".code {SPLIT}: no line `Returns a list.` in the quoted part of src/miniddp/ring.py",
+        LINE + 1,
+    ),
+    "two annotations of a line": (
+        code(SPLIT, '`"""`', ": One.", "", '`"""`', ": Two."),
+        f'.code {SPLIT}: `"""` is annotated twice',
+        LINE + 1,
+    ),
+    "annotation without backticks": (
+        code(SPLIT, "the size", ": A note."),
+        f".code {SPLIT}: the annotated line must be inline code, in backticks: the size",
+        LINE + 1,
+    ),
+    "annotation of two paragraphs": (
+        code(SPLIT, '`"""`', "", ": One.", "", "    Two."),
+        f'.code {SPLIT}: the annotation of `"""` must be one paragraph',
+        LINE + 1,
+    ),
+    "text in a quote": (
+        code(SPLIT, "Some text."),
+        f".code {SPLIT}: it may hold nothing but a definition list of annotations",
+    ),
+    "unknown run": (
+        run('name="07-no" cell="hello"'),
+        '.run name="07-no" cell="hello": no such run: there is no runs/07-no.py '
+        "(there are: 01-demo, 02-cpu, 03-missing)",
+    ),
+    "run that is not recorded": (
+        run('name="03-missing" cell="hello"'),
+        '.run name="03-missing" cell="hello": no recording runs/03-missing.cpu.ipynb '
+        "(make it with: make record RUN=03-missing)",
+    ),
+    "run that is not recorded on a GPU": (
+        run('name="02-cpu" cell="hello" kind="gpu"'),
+        '.run name="02-cpu" cell="hello": no recording runs/02-cpu.gpu.ipynb '
+        "(make it with: make record RUN=02-cpu)",
+    ),
+    "unknown kind": (
+        run('name="02-cpu" cell="hello" kind="tpu"'),
+        '.run name="02-cpu" cell="hello": kind must be "gpu" or "cpu"',
+    ),
+    "no run": (run('cell="hello"'), '.run cell="hello": no run is named'),
+    "no cell": (run('name="02-cpu"'), '.run name="02-cpu": no cell is named'),
+    "unknown cell": (
+        run('name="02-cpu" cell="helo"'),
+        '.run name="02-cpu" cell="helo": no such cell in the recording (it has: hello)',
+    ),
+    "cell without output": (
+        run('name="01-demo" cell="silent" kind="cpu"'),
+        '.run name="01-demo" cell="silent": the cell has no output in runs/01-demo.cpu.ipynb',
+    ),
+    "figure without alternative text": (
+        run('name="01-demo" cell="figure"'),
+        '.run name="01-demo" cell="figure": its output is a figure: say what it shows with '
+        'fig-alt="…"',
+    ),
+    "empty alternative text": (
+        run('name="01-demo" cell="figure" fig-alt=""'),
+        '.run name="01-demo" cell="figure": its output is a figure: say what it shows with '
+        'fig-alt="…"',
+    ),
+    "named figure without caption": (
+        run('name="01-demo" cell="table" #tbl-one'),
+        '.run name="01-demo" cell="table": a figure with a name needs a caption: write it inside',
+    ),
+    "caption of two paragraphs": (
+        run('name="01-demo" cell="table" #tbl-one', "One.\n\nTwo."),
+        '.run name="01-demo" cell="table": the caption must be one paragraph',
+    ),
+    "unknown value": (
+        'Text []{.val run="01-demo" key="speed"}.',
+        '.val run="01-demo" key="speed": no such value is recorded '
+        "(there are: bandwidth, bytes, extra, name, newer, ranks, ratio)",
+    ),
+    "no key": (
+        'Text []{.val run="02-cpu"}.',
+        '.val run="02-cpu": no such value is recorded (there are: )',
+    ),
+    "format of another type": (
+        '[]{.val run="01-demo" key="ratio" format="%d"}',
+        '.val run="01-demo" key="ratio": format="%d" does not fit the value 0.5',
+    ),
+    "format without a place for the value": (
+        '[]{.val run="01-demo" key="ratio" format="half"}',
+        '.val run="01-demo" key="ratio": format="half" does not fit the value 0.5',
+    ),
+    "unknown term with near ones": (
+        "A [rink]{.term}.",
+        '.term [rink]: no term "rink" in chapters/glossary.qmd (near: rank)',
+    ),
+    "unknown term": (
+        'A [ring]{.term key="zygote"}.',
+        '.term key="zygote": no term "zygote" in chapters/glossary.qmd (nothing in it is near)',
+    ),
+    "no diagram": (diagram(""), '.diagram: expected src="vis/NAME.svg"'),
+    "unknown diagram": (
+        diagram('src="vis/rong.svg"'),
+        '.diagram src="vis/rong.svg": no such file: vis/rong.svg',
+    ),
+    "diagram of another type": (
+        diagram('src="src/miniddp/ring.py"'),
+        '.diagram src="src/miniddp/ring.py": src/miniddp/ring.py is not an .svg file',
+    ),
+    "diagram that is no SVG": (
+        diagram('src="vis/text.svg"'),
+        '.diagram src="vis/text.svg": vis/text.svg is not an SVG',
+    ),
+    "diagram without title": (
+        diagram('src="vis/notitle.svg"'),
+        '.diagram src="vis/notitle.svg": vis/notitle.svg has no <title> with a text',
+    ),
+    "diagram without description": (
+        diagram('src="vis/nodesc.svg"'),
+        '.diagram src="vis/nodesc.svg": vis/nodesc.svg has no <desc> with a text',
+    ),
+    "diagram with a foreign id": (
+        diagram('src="vis/badid.svg"'),
+        '.diagram src="vis/badid.svg": vis/badid.svg: id="arrow" must start with "badid-"',
+    ),
+    "diagram with an id twice": (
+        diagram('src="vis/twice.svg"'),
+        '.diagram src="vis/twice.svg": vis/twice.svg: id="twice-a" is used twice',
+    ),
+    "diagram without viewBox": (
+        diagram('src="vis/noviewbox.svg"'),
+        '.diagram src="vis/noviewbox.svg": vis/noviewbox.svg has no viewBox',
+    ),
+    "named diagram without caption": (
+        diagram('src="vis/ring.svg" #fig-ring'),
+        '.diagram src="vis/ring.svg": a figure with a name needs a caption: write it inside',
+    ),
+    "diagram twice on a page": (
+        diagram('src="vis/ring.svg"') + "\n\n" + diagram('src="vis/ring.svg"'),
+        '.diagram src="vis/ring.svg": this diagram is on the page already: refer to it instead',
+        LINE + 4,
+    ),
+    "notebook of an unknown run": (
+        '::: {.notebook name="9-no"}\n:::',
+        '.notebook name="9-no": no such run: there is no runs/9-no.py '
+        "(there are: 01-demo, 02-cpu, 03-missing)",
+    ),
+    "a div that Pandoc does not understand": (
+        '::: {.takeaways title="a "b" c"}\n:::',
+        "this line opens or closes no div: check the attributes and the quotes: ::: {.takeaways",
+    ),
+    "notebook without a name": ("::: {.notebook}\n:::", ".notebook: no run is named"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failure(render, failure):
+    text, message, *line = FAILURES[failure]
+    done = render(PAGE, BEFORE + text + "\n")
+    assert done.stdout == ""
+    assert done.stderr == f"{PAGE}:{line[0] if line else LINE}: {message}\n"
+    assert done.returncode == 1
+
+
+def cell_showing(data: dict[str, str]) -> dict[str, object]:
+    output = {"output_type": "display_data", "data": data}
+    return {"metadata": {"name": "a"}, "outputs": [output]}
+
+
+RECORDINGS = {
+    "not JSON": ('{"cells": [', "{} is not JSON"),
+    "not an object": ("3", "{} is not a notebook: it has no cells"),
+    "not a notebook": ('{"nothing": 1}', "{} is not a notebook: it has no cells"),
+    "not a recording": (
+        '{"cells": [], "metadata": {}}',
+        "{} is not a recording: its metadata has no `miniddp` (make one with: "
+        "make record RUN=03-missing)",
+    ),
+    "two cells of a name": (
+        {"cells": [{"metadata": {"name": "a"}}, {"metadata": {"name": "a"}}]},
+        "two cells of {} are named a",
+    ),
+    "an output that no page can show": (
+        {"cells": [cell_showing({"text/html": "<b>no</b>"})]},
+        "one of its outputs has no form that a page can show",
+    ),
+    "a figure that is no SVG": (
+        {"cells": [cell_showing({"image/svg+xml": "<b>no</b>"})]},
+        "its figure is not an SVG",
+    ),
+    "a figure without viewBox": (
+        {"cells": [cell_showing({"image/svg+xml": '<svg width="1"></svg>'})]},
+        "its figure has no viewBox",
+    ),
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_bad_recording(render, book, recording):
+    content, message = RECORDINGS[recording]
+    path = "runs/03-missing.cpu.ipynb"
+    if isinstance(content, dict):
+        content = json.dumps({**content, "metadata": {"miniddp": {"kind": "cpu"}}})
+    (book / path).write_text(content, encoding="utf-8")
+    done = render(PAGE, BEFORE + run('name="03-missing" cell="a" fig-alt="Nothing"'))
+    label = '.run name="03-missing" cell="a"'
+    assert done.stderr == f"{PAGE}:{LINE}: {label}: {message.format(path)}\n"
+    assert done.returncode == 1
+
+
+def test_the_second_of_two_alike_is_located(render):
+    good = code(SPLIT)
+    bad = code(SPLIT, "`gone`", ": A note.")
+    done = render(PAGE, f"{BEFORE}{good}\n\n{bad}\n")
+    assert done.stderr.startswith(f"{PAGE}:{LINE + 4}: ")
+
+
+def test_attributes_over_two_lines_are_located(render):
+    done = render(PAGE, BEFORE + 'One\n[]{.val run="01-demo"\nkey="speed"}\n')
+    assert done.stderr.startswith(f"{PAGE}:{LINE + 1}: ")
+
+
+def test_an_error_in_a_definition_is_the_glossary_s(render, book):
+    glossary = book / "chapters/glossary.qmd"
+    glossary.write_text('rank\n: One of []{.val run="01-demo" key="none"}.\n', encoding="utf-8")
+    done = render(PAGE, "[rank]{.term}\n")
+    assert done.stderr.startswith('chapters/glossary.qmd:2: .val run="01-demo" key="none": ')
+
+
+def test_no_glossary(render, book):
+    (book / "chapters/glossary.qmd").unlink()
+    done = render(PAGE, BEFORE + "[rank]{.term}\n")
+    assert done.stderr == f"{PAGE}:{LINE}: .term [rank]: there is no chapters/glossary.qmd\n"
+
+
+def test_no_runs(render, book):
+    for path in (book / "runs").glob("*"):
+        path.unlink()
+    done = render(PAGE, BEFORE + "::: {.recordings}\n:::\n")
+    message = ".recordings: there are no runs: no file runs/NN-name.py"
+    assert done.stderr == f"{PAGE}:{LINE}: {message}\n"
