@@ -180,7 +180,9 @@ def serve(folder: Path, port: int) -> None:
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise SiteError(f"port {port} cannot be used ({error}): choose another with --port") from error
+        raise SiteError(
+            f"port {port} cannot be used ({error}): choose another with --port"
+        ) from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 

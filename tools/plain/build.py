@@ -29,7 +29,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-KINDS = {"fig": "Figure", "tbl": "Table", "lst": "Listing", "eq": "Equation", "sec": "Section"}
+KINDS = {"fig": "figure", "tbl": "table", "lst": "listing", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
 
@@ -58,7 +58,7 @@ class Page:
 class Rendered:
     page: Page
     title: str  # HTML
-    targets: dict[str, str]  # cross-reference name → number or, for a section without one, title
+    targets: dict[str, tuple[str, str]]  # "fig-ring" → ("5.1", "Figure 5.1")
     text: str  # the page's HTML, navigation and cross-references still to come
 
     @property
@@ -71,7 +71,9 @@ class Rendered:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build the book with Pandoc.")
     parser.add_argument("--output", type=Path, default=ROOT / "_site", metavar="DIR")
-    parser.add_argument("--source", type=Path, default=ROOT, metavar="DIR", help="the book's folder")
+    parser.add_argument(
+        "--source", type=Path, default=ROOT, metavar="DIR", help="the book's folder"
+    )
     options = parser.parse_args(arguments)
     try:
         build(options.source.resolve(), options.output.resolve())
@@ -110,7 +112,9 @@ def read_config(source: Path) -> dict[str, Any]:
     except OSError as error:
         raise BuildError(f"_quarto.yml cannot be read: {error.strerror} ({path})") from error
     except yaml.YAMLError as error:
-        raise BuildError(f"_quarto.yml is not valid YAML: {' '.join(str(error).split())}") from error
+        raise BuildError(
+            f"_quarto.yml is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(config, dict) or not isinstance(config.get("book"), dict):
         raise BuildError("_quarto.yml: expected a mapping with a 'book' in it")
     return config
@@ -152,8 +156,8 @@ def entries(
         if "part" not in item:
             yield page_at(item.get("href"), item.get("text"), part, numbers, source)
         elif str(item["part"]).endswith(".qmd"):
-            yield page_at(item["part"], None, part, numbers, source)
-            yield from entries(inner, part, numbers, source)
+            yield page_at(item["part"], None, str(item["part"]), numbers, source)
+            yield from entries(inner, str(item["part"]), numbers, source)
         else:
             yield from entries(inner, str(item["part"]), numbers, source)
 
@@ -179,7 +183,8 @@ def is_numbered(path: Path) -> bool:
 
 def render_pages(pages: list[Page], config: dict[str, Any], source: Path) -> list[Rendered]:
     def render(position: int) -> Rendered:
-        print(f"[{position + 1:2}/{len(pages)}] {pages[position].source}", flush=True)
+        sys.stdout.write(f"[{position + 1:2}/{len(pages)}] {pages[position].source}\n")
+        sys.stdout.flush()
         return render_page(pages[position], config, source)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -206,7 +211,9 @@ def render_page(page: Page, config: dict[str, Any], source: Path) -> Rendered:
     index, text = done.stdout.split("\n", 1)
     entry = json.loads(index)
     for name in ("include-in-header", "include-before-body", "include-after-body"):
-        text = text.replace(f"<!--{name}-->", included(html_options(config).get(name), page, source))
+        text = text.replace(
+            f"<!--{name}-->", included(html_options(config).get(name), page, source)
+        )
     return Rendered(page, entry["title"], entry["targets"] or {}, text)
 
 
@@ -278,37 +285,31 @@ def failure(stderr: str, page: Page) -> str:
 # What depends on other pages ---------------------------------------------------------------------
 
 
-def all_targets(rendered: list[Rendered]) -> dict[str, tuple[Page, str]]:
-    targets: dict[str, tuple[Page, str]] = {}
+def all_targets(rendered: list[Rendered]) -> dict[str, Rendered]:
+    """The page that each cross-reference leads to."""
+    targets: dict[str, Rendered] = {}
     for entry in rendered:
-        for name, number in entry.targets.items():
+        for name in entry.targets:
             if name in targets:
-                first = targets[name][0].source
-                raise BuildError(f"{entry.page.source}: the name #{name} is already used in {first}")
-            targets[name] = (entry.page, number)
+                first = targets[name].page.source
+                raise BuildError(f"{entry.page.source}: #{name} is already used in {first}")
+            targets[name] = entry
     return targets
 
 
-def resolve_references(entry: Rendered, targets: dict[str, tuple[Page, str]]) -> str:
+def resolve_references(entry: Rendered, targets: dict[str, Rendered]) -> str:
     def link(match: re.Match[str]) -> str:
         name, form = match.groups()
         if name not in targets:
-            kind = KINDS[name.split("-")[0]].lower()
+            kind = KINDS[name.split("-")[0]]
             raise BuildError(f"{entry.page.source}: @{name}: no page has a {kind} of that name")
-        page, number = targets[name]
-        address = f"#{name}" if page == entry.page else f"{relative(page.url, entry.page)}#{name}"
-        text = number if form == "number" else reference_text(name, page, number)
-        return f'<a href="{address}" class="xref">{text}</a>'
+        target = targets[name]
+        number, text = target.targets[name]
+        page = "" if target is entry else relative(target.page.url, entry.page)
+        shown = html.escape(number if form == "number" else text)
+        return f'<a href="{page}#{name}" class="xref">{shown}</a>'
 
     return REFERENCE.sub(link, entry.text)
-
-
-def reference_text(name: str, page: Page, number: str) -> str:
-    kind = KINDS[name.split("-")[0]]
-    if kind == "Section" and number == page.number:
-        kind = "Appendix" if number.isalpha() else "Chapter"
-    numbered = re.fullmatch(r"[A-Z\d]+(\.\d+)*", number)
-    return f"{kind}&nbsp;{number}" if numbered else number
 
 
 def relative(url: str, page: Page) -> str:
@@ -322,7 +323,8 @@ def navigation(rendered: list[Rendered], current: Page) -> str:
         if entry.page.part != part:
             lines.append("</ul>" if lines else "")
             part = entry.page.part
-            lines.append(f'<p class="nav-part">{html.escape(part)}</p>' if part else "")
+            if part and not part.endswith(".qmd"):
+                lines.append(f'<p class="nav-part">{html.escape(part)}</p>')
             lines.append("<ul>")
         elif not lines:
             lines.append("<ul>")

@@ -9,7 +9,7 @@ local CALLOUTS = {
 local ANNOTATION = { "%s*#%s*<(%d+)>%s*$", "%s*//%s*<(%d+)>%s*$", "%s*%-%-%s*<(%d+)>%s*$" }
 
 local page, root, chapter, prefix = "", "", "", "" -- prefix: what comes before a figure's number
-local targets = {} -- id → number, e.g. fig-ring → "5.1"
+local targets = {} -- id → { number, text }, e.g. fig-ring → { "5.1", "Figure 5.1" }
 local counts = {}  -- kind → how many so far
 local sections = {} -- heading numbers below the chapter, by level
 local cells, tabsets = 0, 0
@@ -30,16 +30,16 @@ local function kind_of(id)
   return kind and KINDS[kind] and kind
 end
 
-local function add_target(id, number)
+local function add_target(id, word, number, title)
   if targets[id] then fail("the name #" .. id .. " is used twice") end
-  targets[id] = number
+  targets[id] = number ~= "" and { number, word .. "\u{a0}" .. number } or { title, title }
 end
 
 local function next_number(id)
   local kind = kind_of(id)
   counts[kind] = (counts[kind] or 0) + 1
   local number = (prefix ~= "" and prefix .. "." or "") .. counts[kind]
-  add_target(id, number)
+  add_target(id, KINDS[kind], number)
   return number
 end
 
@@ -69,7 +69,7 @@ local function Header(header)
     header.content:insert(1, pandoc.Span(number, { class = "header-section-number" }))
   end
   if kind_of(header.identifier) == "sec" then
-    add_target(header.identifier, number ~= "" and number or pandoc.utils.stringify(header))
+    add_target(header.identifier, "Section", number, pandoc.utils.stringify(header))
   end
   return header
 end
@@ -86,7 +86,10 @@ local function take_title(doc)
     end
   end
   if not title then fail("no title: start the page with '# Title' or set title in its metadata") end
-  if kind_of(id) == "sec" then add_target(id, chapter ~= "" and chapter or pandoc.utils.stringify(title)) end
+  if kind_of(id) == "sec" then
+    local word = chapter:match("%a") and "Appendix" or "Chapter"
+    add_target(id, word, chapter, pandoc.utils.stringify(title))
+  end
   return pandoc.Inlines(title), id
 end
 
@@ -106,19 +109,20 @@ local function Figure(figure)
   return figure
 end
 
+-- A table with a caption becomes a figure, as in Quarto.
 local function Table(tbl)
-  local caption = tbl.caption.long
-  local text = caption[1] and caption[1].content
-  local named = text and #text > 0 and text[#text].t == "Str" and text[#text].text:match("^{#(tbl%-.+)}$")
+  local caption, id = tbl.caption.long, tbl.identifier
+  if #caption == 0 then return nil end
+  local text = caption[1].content
+  local named = text[#text].t == "Str" and text[#text].text:match("^{#(tbl%-.+)}$")
   if named then
     text:remove()
-    tbl.identifier = named
+    id = named
   end
-  if kind_of(tbl.identifier) then tbl.caption.long = number_caption(caption, tbl.identifier) end
-  return tbl
+  if kind_of(id) then caption = number_caption(caption, id) end
+  tbl.caption, tbl.identifier = pandoc.Caption(), ""
+  return pandoc.Figure({ tbl }, pandoc.Caption(caption), pandoc.Attr(id))
 end
-
-local function scrolling(tbl) return pandoc.Div({ tbl }, { class = "table-scroll" }) end
 
 local function Inlines(inlines)
   local done = pandoc.Inlines {}
@@ -314,7 +318,7 @@ function Pandoc(doc)
     Header = Header, Figure = Figure, Table = Table, Div = Div, Blocks = Blocks,
   }
   doc.blocks = doc.blocks:walk {
-    Table = scrolling, Inlines = Inlines, Cite = Cite, Link = Link, Str = Str,
+    Inlines = Inlines, Cite = Cite, Link = Link, Str = Str,
   }
   local meta = doc.meta
   local description = meta.description or {}

@@ -1,0 +1,77 @@
+# The front door. `make help` says what there is.
+
+PYTHON ?= python3
+PORT ?= 8000
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+READY := .venv/.ready
+BOOK := index.qmd chapters runs
+
+.PHONY: help site serve preview test lint types format record check exercise clean
+
+help: ## this list
+	@echo "make TARGET, where TARGET is one of"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+site: ## make the book's site in _site: with Quarto, else with Pandoc
+	@$(PYTHON) tools/site.py
+
+serve: ## serve _site on this machine (PORT=8000)
+	@test -f _site/index.html || { echo "there is no _site yet: make site"; exit 1; }
+	@echo "http://127.0.0.1:$(PORT) (Ctrl+C ends it)"
+	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _site
+
+preview: ## serve the book and render it again on each change (PORT=8000)
+	@$(PYTHON) tools/site.py --preview --port $(PORT)
+
+test: lint types check ## every check and test, with all the set-up they need
+	@echo "==> site"
+	@$(BIN)/python tools/site.py $(if $(shell command -v quarto),,--plain)
+	@echo "==> pytest"
+	@$(BIN)/pytest
+
+lint: $(READY) ## check the style of code and prose
+	@echo "==> ruff check"
+	@$(BIN)/ruff check
+	@echo "==> ruff format"
+	@$(BIN)/ruff format --check
+	@echo "==> panache format"
+	@$(BIN)/panache format --check $(BOOK)
+	@echo "==> panache lint"
+	@$(BIN)/panache lint $(BOOK)
+
+types: $(READY) ## check the types of src
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+check: ## check the book: recordings fresh, numbers quoted, diagrams sound
+	@echo "==> check"
+	@$(PYTHON) tools/check.py
+
+format: $(READY) ## write code and prose in the project's style
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+	@$(BIN)/panache format $(BOOK)
+
+record: $(READY) ## record a run: RUN=05-ring, or without RUN all stale ones (DATA_DIR=folder of MRPC)
+	@$(BIN)/python tools/record.py $(or $(RUN),--stale) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
+
+exercise: $(READY) ## test your solution of an exercise: N=05
+	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
+	@$(BIN)/pytest -q exercises -k "$(N)"
+
+clean: ## remove what was built and what tests left behind
+	@rm -rf _site _preview .quarto .pytest_cache .mypy_cache .ruff_cache .coverage
+	@rm -f .venv-site/quarto-unavailable
+
+$(READY): pyproject.toml constraints.txt
+	@echo "==> set up .venv"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' \
+		| awk '/^(Collecting|Installing|Successfully)/ { print "    " substr($$0, 1, 100); fflush() }'
+	@touch $@
