@@ -77,9 +77,9 @@ def log_summary(result: Result) -> None:
     first, last = mean(result.losses[:tenth]), mean(result.losses[-tenth:])
     logger.info("loss: %.3f → %.3f (means of the first and last %d steps)", first, last, tenth)
     logger.info(
-        "speed: %d steps on %d ranks in %.1f s, %.1f samples per second, "
+        "speed: %d steps on %d %s in %.1f s, %.1f samples per second, "
         "%.1f %% of the step time in synchronisation",
-        *(steps, result.world_size, result.seconds),
-        *(result.samples_per_second, 100 * result.sync_share),
+        *(steps, result.world_size, "rank" if result.world_size == 1 else "ranks"),
+        *(result.seconds, result.samples_per_second, 100 * result.sync_share),
     )
     logger.info("evaluation: loss %.3f, accuracy %.3f", result.evaluation_loss, result.accuracy)
