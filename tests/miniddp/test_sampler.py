@@ -1,0 +1,206 @@
+import json
+from itertools import chain, islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
+
+from miniddp.sampler import DistributedSampler, EvaluationSampler, epoch_order, equalise, shard
+
+lengths = st.integers(0, 60)
+world_sizes = st.integers(1, 9)
+booleans = st.booleans()
+
+
+@given(lengths, world_sizes, booleans)
+def test_shards_cover_every_position_once_and_differ_by_one_at_most(length, world_size, contiguous):
+    shards = [shard(length, world_size, rank, contiguous) for rank in range(world_size)]
+    assert sorted(chain(*shards)) == list(range(length))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+@given(lengths, world_sizes, booleans)
+def test_shards_with_drop_last_are_equal_and_leave_less_than_one_round(
+    length, world_size, contiguous
+):
+    shards = [shard(length, world_size, rank, contiguous, True) for rank in range(world_size)]
+    assert {len(positions) for positions in shards} == {length // world_size}
+    kept = length - length % world_size
+    assert sorted(chain(*shards)) == list(range(kept))
+
+
+def test_strided_and_contiguous_shards():
+    assert [list(shard(7, 3, rank)) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
+    blocks = [list(shard(7, 3, rank, contiguous=True)) for rank in range(3)]
+    assert blocks == [[0, 1], [2, 3], [4, 5, 6]]
+
+
+@given(lengths, booleans, st.integers(0, 5), st.integers(0, 5))
+def test_the_order_of_an_epoch_holds_every_position(length, shuffle, seed, epoch):
+    order = epoch_order(length, shuffle, seed, epoch)
+    assert sorted(order) == list(range(length))
+    assert order == epoch_order(length, shuffle, seed, epoch)
+
+
+def test_another_epoch_and_another_seed_are_other_orders():
+    orders = [epoch_order(50, True, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (7, 0))]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@given(st.lists(st.integers()), world_sizes)
+def test_equalise_repeats_from_the_start_or_drops_the_end(order, world_size):
+    kept = equalise(order, world_size, drop_last=True)
+    assert kept == order[: len(kept)]
+    assert len(kept) == len(order) // world_size * world_size
+    filled = equalise(order, world_size, drop_last=False)
+    assert len(filled) % world_size == 0
+    assert 0 <= len(filled) - len(order) < world_size
+    assert all(value == order[i % len(order)] for i, value in enumerate(filled))
+
+
+@given(st.integers(1, 60), world_sizes, booleans, booleans, st.integers(0, 99), st.integers(0, 9))
+def test_indices_are_torchs(length, world_size, shuffle, drop_last, seed, epoch):
+    if drop_last and length < world_size:
+        return  # torch gives every rank nothing; see the test of empty shards
+    for rank in range(world_size):
+        arguments = (range(length), world_size, rank, shuffle, seed, drop_last)
+        ours, theirs = DistributedSampler(*arguments), TorchDistributedSampler(*arguments)
+        ours.set_epoch(epoch)
+        theirs.set_epoch(epoch)
+        assert list(ours) == list(theirs)
+        assert len(ours) == len(theirs)
+
+
+@given(st.integers(1, 40), world_sizes, booleans, st.data())
+def test_a_resumed_epoch_goes_on_where_it_was_left(length, world_size, shuffle, data):
+    rank = data.draw(st.integers(0, world_size - 1))
+    epoch = data.draw(st.integers(0, 3))
+    arguments = (range(length), world_size, rank, shuffle)
+    whole = DistributedSampler(*arguments)
+    whole.set_epoch(epoch)
+    expected = list(whole)
+    whole.set_epoch(epoch + 1)
+    expected_next = list(whole)
+
+    stop = data.draw(st.integers(0, len(expected)))
+    first = DistributedSampler(*arguments)
+    first.set_epoch(epoch)
+    before = list(islice(iter(first), stop))
+    state = json.loads(json.dumps(first.state_dict()))
+
+    second = DistributedSampler(*arguments)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    second.set_epoch(second.epoch)  # as a training loop does at the start of each epoch
+    assert before + list(second) == expected
+    second.set_epoch(epoch + 1)
+    assert list(second) == expected_next
+
+
+def test_only_the_first_iteration_after_a_resume_is_short():
+    sampler = DistributedSampler(range(10), 2, 0)
+    state = sampler.state_dict(consumed=3)
+    sampler.load_state_dict(state)
+    assert len(list(sampler)) == 2
+    assert len(list(sampler)) == 5
+    assert len(sampler) == 5
+
+
+def test_another_epoch_forgets_the_place():
+    sampler = DistributedSampler(range(10), 2, 0)
+    sampler.load_state_dict(sampler.state_dict(consumed=3))
+    sampler.set_epoch(1)
+    assert len(list(sampler)) == 5
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataloader_resumes_with_the_next_batch(num_workers):
+    dataset = TensorDataset(torch.arange(53))
+
+    def loader_of(sampler):
+        return DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=num_workers)
+
+    def batches(loader):
+        return [batch.tolist() for (batch,) in loader]
+
+    sampler = DistributedSampler(dataset, 2, 1)
+    whole = batches(loader_of(sampler))
+    sampler = DistributedSampler(dataset, 2, 1)
+    iterator = iter(loader_of(sampler))
+    before = [next(iterator)[0].tolist() for _ in range(3)]
+    if num_workers == 0:
+        assert sampler.state_dict() == sampler.state_dict(consumed=3 * 4)
+    else:
+        assert sampler.state_dict()["consumed"] > 3 * 4  # batches that wait in the workers
+    resumed = DistributedSampler(dataset, 2, 1)
+    resumed.load_state_dict(sampler.state_dict(consumed=3 * 4))
+    assert before + batches(loader_of(resumed)) == whole
+
+
+def test_the_state_after_a_short_last_batch_is_the_end_of_the_epoch():
+    sampler = DistributedSampler(range(10), 2, 0)
+    state = sampler.state_dict(consumed=2 * 4)  # two batches of 4, the second with 1 sample
+    assert state["consumed"] == 5
+    sampler.load_state_dict(state)
+    assert list(sampler) == []
+
+
+@given(st.integers(1, 60), world_sizes)
+def test_evaluation_sees_every_sample_exactly_once(length, world_size):
+    samplers = [EvaluationSampler(range(length), world_size, rank) for rank in range(world_size)]
+    assert sorted(chain(*samplers)) == list(range(length))
+    assert [len(sampler) for sampler in samplers] == [len(list(sampler)) for sampler in samplers]
+
+
+def test_samplers_read_rank_and_world_size_from_the_process_group(monkeypatch):
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 2)
+    assert list(DistributedSampler(range(7), shuffle=False)) == [2, 5, 1]
+    assert list(EvaluationSampler(range(7))) == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: shard(-1, 2, 0), "length must be at least 0, not -1"),
+        (lambda: shard(3, 0, 0), "world_size must be at least 1, not 0"),
+        (lambda: shard(3, 2, 2), r"rank must be in 0\.\.1, not 2"),
+        (lambda: shard(3, 2, -1), r"rank must be in 0\.\.1, not -1"),
+        (lambda: DistributedSampler(range(3), 2, 2), r"rank must be in 0\.\.1, not 2"),
+        (lambda: DistributedSampler([], 2, 0), "an empty shard: the dataset has 0 samples"),
+        (
+            lambda: DistributedSampler(range(3), 4, 0, drop_last=True),
+            r"an empty shard: the dataset has 3 samples for 4 ranks \(drop_last=True\)",
+        ),
+        (lambda: DistributedSampler(range(3)), "process group"),
+        (lambda: EvaluationSampler(range(3), 2, 5), r"rank must be in 0\.\.1, not 5"),
+        (lambda: EvaluationSampler([], 2, 0), "an empty dataset"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 11}, "saved with length=11, now it is 10"),
+        ({"num_replicas": 4}, "saved with num_replicas=4, now it is 2"),
+        ({"seed": 1}, "saved with seed=1, now it is 0"),
+        ({"shuffle": False}, "saved with shuffle=False, now it is True"),
+        ({"drop_last": True}, "saved with drop_last=True, now it is False"),
+        ({"consumed": 6}, r"consumed must be in 0\.\.5, not 6"),
+        ({"consumed": -1}, r"consumed must be in 0\.\.5, not -1"),
+        ({"other": 1}, "a sampler's state has .*'consumed'.*, not .*'other'"),
+    ],
+)
+def test_a_foreign_state_is_refused_and_changes_nothing(change, message):
+    sampler = DistributedSampler(range(10), 2, 0)
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict({**before, "epoch": 4, **change})
+    assert sampler.state_dict() == before
