@@ -44,11 +44,12 @@ _torch = sys.modules.get("torch")
 if (book.facts["provenance"] or {}).get("device") == "cuda":
     import torch as _torch
 _cuda = _torch is not None and _torch.cuda.is_available()
+_used_cuda = _cuda and _torch.cuda.is_initialized()  # asking for names initialises it
 display({"application/json": {
     **book.facts,
     "gpus": [_torch.cuda.get_device_name(i) for i in range(_torch.cuda.device_count())]
     if _cuda else [],
-    "used_cuda": _cuda and _torch.cuda.is_initialized(),
+    "used_cuda": _used_cuda,
     "cuda": _torch.version.cuda if _cuda else None,
     "cell_files": [get_file_name(code) for code in In],
     "imported": sorted({name.partition(".")[0] for name in sys.modules}),
@@ -171,10 +172,12 @@ def write_kernelspec(folder: Path) -> None:
 def kernel_environment(
     root: Path, run: str, data_dir: Path | None, scratch: Path
 ) -> dict[str, str]:
+    quiet = ["ignore:IProgress not found", os.environ.get("PYTHONWARNINGS", "")]
     search = [str(root / "src"), str(root / "runs"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(part for part in search if part),
+        "PYTHONWARNINGS": ",".join(part for part in quiet if part),
         "MINIDDP_RUN": run,
         "IPYTHONDIR": str(scratch / "ipython"),
         "MPLBACKEND": "agg",
@@ -481,7 +484,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         started = time.monotonic()
         try:
             path = record(root, run, options)
-        except (RecordError, digest.DigestError) as error:
+        except (RecordError, digest.DigestError, OSError) as error:
             print(f"record.py: {run}: {error}", file=sys.stderr, flush=True)
             failed = True
             continue
@@ -491,7 +494,11 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         print(f"  saved {path.relative_to(root)} ({time.monotonic() - started:.1f} s)", flush=True)
     if not runs:
         print("record.py: every recording is fresh")
-    check.write_status(root)
+    try:
+        check.write_status(root)
+    except (digest.DigestError, OSError) as error:
+        print(f"record.py: {check.STATUS} not written: {error}", file=sys.stderr)
+        failed = True
     return 1 if failed else 0
 
 

@@ -28,6 +28,7 @@ GOOD = """# %% [markdown]
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from book import data_dir, figure, provenance, record, show_ranks, table
@@ -43,6 +44,7 @@ print("first", object())
 print("home", Path.home() / "secret" / "x.txt", "/mnt/disk7/deep/file.bin")
 print("\\x1b[31mred\\x1b[0m", tempfile.mkdtemp() + "/a", os.__file__)
 os.system("echo child >&2")
+warnings.warn("IProgress not found. Please update jupyter")
 print("  0%|  | 0/9\\r100%|##| 9/9 [00:01<00:00, 9.51it/s]", file=sys.stderr)
 show_ranks(["one", f"in {os.getcwd()}/src/x.py"])
 
@@ -199,6 +201,7 @@ def refused(tmp_path_factory):
         "03-dying": DYING,
         "04-silent": SILENT,
         "05-repeated": REPEATED,
+        "06-unreadable": "# %%\nx = (\n",
     }
     project = make_project(tmp_path_factory.mktemp("refused") / "project", **runs)
     old = project / "runs/01-failing.cpu.ipynb"
@@ -227,6 +230,7 @@ def test_other_refusals_are_named(refused):
         'cell "die" failed at line 2: import os',
         "    the Python process died",
     ]
+    assert refused["06-unreadable"].startswith("06-unreadable.py, line 2: not valid Python")
     assert refused["04-silent"].startswith("no cell calls provenance(")
     assert refused["05-repeated"].strip() == "record() was given 'x' twice, expected each key once"
 
