@@ -42,7 +42,7 @@ return function(div, fail)
   local title, description
   body, title = label_id(body, "title", stem, path, fail)
   body, description = label_id(body, "desc", stem, path, fail)
-  local html = svg.inline(attributes, body, stem, { { "aria-labelledby", title .. " " .. description } })
+  local html = svg.inline(attributes, body, "aria-labelledby", title .. " " .. description)
   local content = figure(pandoc.Blocks { pandoc.RawBlock("html", html) }, div, fail)
   return #div.content > 0 and content or pandoc.Div(content, { class = "diagram" })
 end

@@ -38,9 +38,8 @@ local function figure_block(text, alt, fail)
   if not attributes then fail("its figure is not an SVG") end
   if not svg.has_view_box(attributes) then fail("its figure has no viewBox") end
   figures = figures + 1
-  local name = ("figure-%d"):format(figures)
-  body = svg.with_page_colours(svg.with_prefix(body, name .. "-"))
-  return pandoc.RawBlock("html", svg.inline(attributes, body, name, { { "aria-label", alt } }))
+  body = svg.with_page_colours(svg.with_prefix(body, ("figure-%d-"):format(figures)))
+  return pandoc.RawBlock("html", svg.inline(attributes, body, "aria-label", alt))
 end
 
 local function values_table(values)

@@ -10,6 +10,12 @@ local PALETTE = {
   ["#ffffff"] = "--bg",
 }
 
+-- Attributes of the root that the page decides.
+local OWN = {
+  width = true, height = true, style = true, role = true, version = true,
+  ["aria-label"] = true, ["aria-labelledby"] = true,
+}
+
 local ESCAPES = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }
 
 local function escape(text) return (text:gsub('[&<>"]', ESCAPES)) end
@@ -51,47 +57,40 @@ function M.with_page_colours(body)
   end))
 end
 
--- Rules of a figure's style element count inside this figure only.
-local function with_scoped_style(body, scope)
-  return (body:gsub("(<style[^>]*>)(.-)(</style>)", function(open, rules, close)
-    rules = rules:gsub("<!%[CDATA%[", ""):gsub("%]%]>", "")
-    return ('%s[data-figure="%s"] {%s}%s'):format(open, scope, rules, close)
-  end))
+local function value_of(attributes, name)
+  for _, attribute in ipairs(attributes) do
+    if attribute[1] == name then return attribute[2] end
+  end
 end
 
+function M.has_view_box(attributes) return value_of(attributes, "viewBox") ~= nil end
+
+-- As drawn; a number without a unit is pixels.
 local function width_of(attributes)
-  for _, attribute in ipairs(attributes) do
-    if attribute[1] == "width" and attribute[2]:match("^[%d.]+%a*$") then
-      return attribute[2]:match("%a$") and attribute[2] or attribute[2] .. "px"
-    end
-  end
-  for _, attribute in ipairs(attributes) do
-    local width = attribute[1] == "viewBox" and attribute[2]:match("^%s*%S+%s+%S+%s+(%S+)")
-    if width then return width .. "px" end
-  end
+  local width = value_of(attributes, "width") or ""
+  if not width:match("^[%d.]+%a*$") then width = value_of(attributes, "viewBox"):match("^%s*%S+%s+%S+%s+(%S+)") end
+  return width:match("%a$") and width or width .. "px"
 end
 
--- The element as the page has it: as wide as the column allows, never wider than drawn.
--- `name` is unique on the page; `extra` holds the attributes that give it a name for everyone.
-function M.inline(attributes, body, name, extra)
-  local replaced = { width = true, height = true, style = true, role = true, class = true, version = true }
-  local parts = { ('<svg data-figure="%s" role="img"'):format(escape(name)) }
-  for _, attribute in ipairs(extra) do
-    replaced[attribute[1]] = true
-    table.insert(parts, ('%s="%s"'):format(attribute[1], escape(attribute[2])))
+-- The file's own style, and: as wide as the column allows, never wider than drawn, in the middle.
+local function style_of(attributes)
+  local own = value_of(attributes, "style") or ""
+  local rules = { own ~= "" and (own:gsub(";%s*$", "")) or nil }
+  for _, rule in ipairs { "display: block", "max-width: " .. width_of(attributes), "height: auto", "margin: 0 auto" } do
+    if not own:find(rule:match("^[^:]+:"), 1, true) then table.insert(rules, rule) end
   end
-  for _, attribute in ipairs(attributes) do
-    if not replaced[attribute[1]] then table.insert(parts, ('%s="%s"'):format(attribute[1], attribute[2])) end
-  end
-  table.insert(parts, ('width="100%%" style="max-width: %s; height: auto">'):format(width_of(attributes)))
-  return table.concat(parts, " ") .. with_scoped_style(body, name) .. "</svg>"
+  return table.concat(rules, "; ")
 end
 
-function M.has_view_box(attributes)
+-- The element for a page; `name`, `text`: the attribute that says what is to be seen.
+function M.inline(attributes, body, name, text)
+  local parts = { ('<svg role="img" %s="%s"'):format(name, escape(text)) }
   for _, attribute in ipairs(attributes) do
-    if attribute[1] == "viewBox" then return true end
+    local quoted = attribute[2]:gsub('"', "&quot;")
+    if not OWN[attribute[1]] then table.insert(parts, ('%s="%s"'):format(attribute[1], quoted)) end
   end
-  return false
+  table.insert(parts, ('width="100%%" style="%s">'):format(style_of(attributes)))
+  return table.concat(parts, " ") .. body .. "</svg>"
 end
 
 return M
