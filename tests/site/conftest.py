@@ -1,0 +1,159 @@
+"""Sites to look at in a browser: the book and a sample, each as plain build and, where Quarto is
+on PATH, as Quarto build."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from plain import build
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = Path(__file__).parent / "sample"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
+DESKTOP = {"width": 1280, "height": 900}
+BUILDS = [f"{book}-{tool}" for book in ("book", "sample")
+          for tool in ("plain", "quarto") if tool == "plain" or shutil.which("quarto")]  # fmt: skip
+
+
+def page_urls(name: str) -> list[str]:
+    """The site's pages; of a book that cannot be built, the first (its tests say why)."""
+    source = SAMPLE if name.startswith("sample") else ROOT
+    try:
+        return [page.url for page in build.list_pages(build.read_config(source), source)]
+    except build.BuildError:
+        return ["index.html"]
+
+
+PAGES = [(name, url) for name in BUILDS for url in page_urls(name)]
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The folders of the sites, built when first asked for."""
+
+    folder: Path
+    built: dict[str, Path] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Path:
+        if name not in self.built:
+            self.built[name] = self.make(name)
+        return self.built[name]
+
+    def make(self, name: str) -> Path:
+        book, tool = name.split("-")
+        source, output = ROOT, self.folder / name
+        if book == "sample":
+            source = self.folder / f"{name}-source"
+            shutil.copytree(SAMPLE, source)
+            for shared in ("_extensions", "theme", "vis"):
+                shutil.copytree(ROOT / shared, source / shared)
+        command = [sys.executable, str(ROOT / "tools/plain/build.py"), "--source", str(source)]
+        if tool == "quarto":
+            command = ["quarto", "render", str(source), "--output-dir"]
+        else:
+            command.append("--output")
+        made = subprocess.run(
+            [*command, str(output)], capture_output=True, encoding="utf-8", timeout=170
+        )
+        assert made.returncode == 0, f"{name} was not built:\n{made.stdout}{made.stderr}"
+        return output
+
+
+@pytest.fixture(scope="session")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    return Sites(tmp_path_factory.mktemp("sites"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        reason = f"no browser on PATH (looked for {', '.join(BROWSERS)})"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def servers(sites: Sites) -> Iterator[dict[str, str]]:
+    """Serves every built site; the address of each by name."""
+    running: list[http.server.ThreadingHTTPServer] = []
+
+    class Addresses(dict[str, str]):
+        def __missing__(self, name: str) -> str:
+            handler = functools.partial(Handler, directory=str(sites[name]))
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            running.append(server)
+            self[name] = f"http://127.0.0.1:{server.server_port}"
+            return self[name]
+
+    yield Addresses()
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@dataclass
+class Visit:
+    """A page in the browser, and what it asked for and complained about."""
+
+    name: str
+    url: str
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session", params=PAGES, ids=lambda entry: f"{entry[0]}:{entry[1]}")
+def visited(
+    request: pytest.FixtureRequest, browser: Browser, servers: dict[str, str]
+) -> Iterator[Visit]:
+    name, url = request.param
+    address = servers[name]
+    context = browser.new_context(viewport=DESKTOP, color_scheme="light", reduced_motion="reduce")
+    context.set_default_timeout(5000)
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
+    visit = Visit(name, url, context.new_page())
+    visit.page.on("request", lambda asked: visit.requests.append(asked.url))
+    visit.page.on(
+        "console",
+        lambda said: said.type in ("error", "warning") and visit.complaints.append(said.text),
+    )
+    visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    visit.page.goto(f"{address}/{url}", wait_until="load")
+    yield visit
+    context.close()
+
+
+@pytest.fixture
+def visit(visited: Visit) -> Iterator[Visit]:
+    """The page as a reader with a light system finds it, whatever a test before did to it."""
+    yield visited
+    page = visited.page
+    page.set_viewport_size(DESKTOP)
+    page.emulate_media(media="screen", color_scheme="light")
+    page.keyboard.press("Escape")
+    page.mouse.move(0, 0)
+    page.evaluate("localStorage.clear(); delete document.documentElement.dataset.theme")

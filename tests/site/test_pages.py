@@ -1,0 +1,166 @@
+"""What every page of the site promises, seen in a browser."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+
+from .conftest import Visit
+
+TIP = "[role=tooltip]:visible"
+ANCHOR = "button.code-annotation-anchor"
+DARK = "rgb(20, 23, 28)"
+LIGHT = "rgb(255, 255, 255)"
+# The lines of a code block, without its buttons: every line is a span with a name.
+CODE_TEXT = """pre => [...pre.querySelectorAll("code > span[id]")]
+    .map(line => line.textContent).join("\\n")"""
+TOO_WIDE = """() => {
+    const width = document.documentElement.clientWidth;
+    if (document.documentElement.scrollWidth <= width) return [];
+    const wide = [...document.querySelectorAll("body *")];
+    return wide.filter(element => element.getBoundingClientRect().right > width + 1)
+        .map(element => element.tagName + "." + element.className).slice(0, 5);
+}"""
+
+
+def background(page: Page) -> str:
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def visible(locator: Locator) -> list[Locator]:
+    return [element for element in locator.all() if element.is_visible()]
+
+
+def test_nothing_is_asked_of_another_host(visit: Visit) -> None:
+    own = urlsplit(visit.page.url).netloc
+    assert visit.requests
+    assert [url for url in visit.requests if urlsplit(url).netloc not in (own, "")] == []
+
+
+def test_the_console_is_silent(visit: Visit) -> None:
+    assert visit.complaints == []
+
+
+def test_nothing_is_wider_than_a_phone(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 360, "height": 800})
+    assert visit.page.evaluate(TOO_WIDE) == []
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_dark_system_is_followed(visit: Visit) -> None:
+    assert background(visit.page) == LIGHT
+    visit.page.emulate_media(color_scheme="dark")
+    assert background(visit.page) == DARK
+
+
+def test_the_theme_is_switched_and_stays(visit: Visit) -> None:
+    page = visit.page
+    page.locator(".theme-toggle:visible").first.click()
+    assert background(page) == DARK
+    page.reload(wait_until="load")
+    assert background(page) == DARK
+    page.locator(".theme-toggle:visible").first.click()
+    assert background(page) == LIGHT
+    page.emulate_media(color_scheme="dark")
+    assert background(page) == LIGHT
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(visit: Visit, scheme: str) -> None:
+    visit.page.emulate_media(color_scheme=scheme)
+    found = Axe().run(visit.page).response["violations"]
+    problems = [f"{rule['id']}: {node['html'][:160]} ({node['failureSummary']})"
+                for rule in found for node in rule["nodes"]]  # fmt: skip
+    assert problems == []
+
+
+def check_tip(page: Page, owner: Locator, text: str) -> None:
+    """The tooltip shows on focus and on hover, says `text`, and goes on Escape."""
+    for show in (owner.focus, owner.hover):
+        show()
+        expect(page.locator(TIP).first).to_be_visible()
+        assert " ".join(page.locator(TIP).first.inner_text().split()) == " ".join(text.split())
+        page.keyboard.press("Escape")
+        expect(page.locator(TIP)).to_have_count(0)
+        owner.blur()
+        page.mouse.move(0, 0)
+
+
+def test_terms_explain_themselves(visit: Visit) -> None:
+    for term in visible(visit.page.locator("main a.term[data-tip]"))[:2]:
+        check_tip(visit.page, term, term.get_attribute("data-tip") or "")
+
+
+def test_recorded_values_say_where_from(visit: Visit) -> None:
+    for value in visible(visit.page.locator("main .recorded[data-tip]"))[:1]:
+        check_tip(visit.page, value, value.get_attribute("data-tip") or "")
+
+
+def test_annotations_are_in_the_page_and_at_hand(visit: Visit) -> None:
+    page = visit.page
+    notes = page.locator("main dl.code-annotation-container-hidden dd")
+    anchors = page.locator(f"main {ANCHOR}")
+    assert all(text.strip() for text in notes.all_text_contents())
+    assert anchors.count() >= notes.count()
+    for anchor in visible(anchors)[:2]:
+        assert anchor.evaluate("element => element.tabIndex") == 0
+        cell, number = (
+            anchor.get_attribute(f"data-target-{part}") for part in ("cell", "annotation")
+        )
+        note = page.locator(f"[data-code-cell='{cell}'][data-code-annotation='{number}']")
+        check_tip(page, anchor, note.text_content() or "")
+
+
+def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
+    page = visit.page
+    blocks = [block for block in visible(page.locator("main pre.sourceCode"))
+              if block.locator(".code-copy-button").count()]  # fmt: skip
+    annotated = [block for block in blocks if block.locator(ANCHOR).count()]
+    for block in [*blocks[:1], *annotated[:1]]:
+        block.hover()
+        block.locator(".code-copy-button").click()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied.rstrip("\n") == block.evaluate(CODE_TEXT).rstrip("\n")
+        assert copied.strip()
+
+
+def test_tabs_are_turned_with_the_arrow_keys(visit: Visit) -> None:
+    for tablist in visible(visit.page.locator("main [role=tablist]")):
+        tabs = tablist.locator("[role=tab]").all()
+        panels = [visit.page.locator(f"#{tab.get_attribute('aria-controls')}") for tab in tabs]
+        tabs[0].focus()
+        for key, chosen in (("ArrowRight", 1), ("ArrowLeft", 0)):
+            visit.page.keyboard.press(key)
+            expect(tabs[chosen]).to_be_focused()
+            expect(tabs[chosen]).to_have_attribute("aria-selected", "true")
+            expect(panels[chosen]).to_be_visible()
+            for other, panel in enumerate(panels):
+                if other != chosen:
+                    expect(panel).to_be_hidden()
+
+
+def test_annotations_are_printed(visit: Visit) -> None:
+    visit.page.emulate_media(media="print")
+    for notes in visible(visit.page.locator("main dl.code-annotation-container-hidden")):
+        box = notes.bounding_box()
+        assert box is not None
+        assert box["height"] > 10
+        assert box["width"] > 100
+        assert notes.evaluate("element => getComputedStyle(element).clipPath") == "none"
+    assert visible(visit.page.locator(".theme-toggle, .code-copy-button")) == []
+
+
+def test_the_menu_opens_on_a_phone(visit: Visit) -> None:
+    if "quarto" in visit.name:
+        pytest.skip("Quarto's own menu is not this project's code")
+    page = visit.page
+    page.set_viewport_size({"width": 360, "height": 800})
+    chapters = page.locator("#site-nav")
+    expect(chapters).to_be_hidden()
+    page.locator(".nav-toggle").click()
+    expect(chapters).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(chapters).to_be_hidden()
