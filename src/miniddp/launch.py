@@ -66,14 +66,14 @@ def run_ranks(
     `init_process_group()` works inside `fn`. `env` adds environment variables. `fn`, `args` and
     the results travel by cloudpickle: functions of a notebook work.
 
-    Raises `RanksFailed` if a rank raises or dies, `RanksTimedOut` if a rank still runs after
-    `timeout` seconds, `ValueError` for a bad `world_size` or `timeout`. No process is left behind.
+    Raises `RanksFailed` if a rank raises or dies, `RanksTimedOut` if one still runs `timeout`
+    seconds after the start, `ValueError` for a bad `world_size` or `timeout`. No process is left
+    behind.
     """
     if not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size must be an integer of at least 1, not {world_size!r}")
     if timeout <= 0:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="miniddp-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "call").write_bytes(worker.dump((fn, args), "fn with its arguments"))
@@ -86,7 +86,7 @@ def run_ranks(
         try:
             for rank in range(world_size):
                 processes.append(_start(folder, rank, environment, backend))
-            failures, running = _wait(processes, folder, deadline)
+            failures, running = _wait(processes, folder, time.monotonic() + timeout)
             if running:
                 stacks = _stacks(running, folder)
         finally:

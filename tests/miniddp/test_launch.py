@@ -1,0 +1,374 @@
+"""run_ranks: what comes back, what goes wrong, and that nothing stays behind."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from miniddp import launch
+from miniddp.launch import RankResults, RanksFailed, RanksTimedOut, run_ranks
+from miniddp.process import init_process_group
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 2.0)
+
+
+class Point:
+    def __init__(self, x: float) -> None:
+        self.x = x
+
+
+def say_pid() -> None:
+    print(f"pid {os.getpid()}", flush=True)
+
+
+def pids(outputs: list[str]) -> list[int]:
+    found = [int(pid) for text in outputs for pid in re.findall(r"pid (\d+)", text)]
+    assert found, "no rank has said its process id"
+    return found
+
+
+def assert_gone(process_ids: list[int]) -> None:
+    last_moment = time.monotonic() + 10
+    while (
+        left := [pid for pid in process_ids if is_alive(pid)]
+    ) and time.monotonic() < last_moment:
+        time.sleep(0.05)
+    assert not left
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+# What comes back
+
+
+def facts(rank: int, scale: float, point: Point) -> dict[str, Any]:
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    print(f"hello from rank {rank}")
+    os.system("echo from a child process")
+    os.write(2, b"from C\n")
+    print("to stderr", file=sys.stderr)
+    print("x" * 300_000)
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ADDED", "SET_LATER"]
+    dataset = torch.utils.data.TensorDataset(torch.arange(8))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return {
+        "total": total.item(),
+        "point": Point(point.x * scale),
+        "environment": {name: os.environ.get(name) for name in names},
+        "threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "loaded": [batch.tolist() for (batch,) in loader],
+        "backend": dist.get_backend(),
+    }
+
+
+@pytest.fixture(scope="module")
+def results() -> RankResults:
+    run_ranks(say_pid_of, 1)  # the fork server runs: what is set now must still reach the ranks
+    os.environ["SET_LATER"] = "yes"
+    try:
+        return run_ranks(facts, 2, 3.0, Point(2.0), env={"ADDED": "1"})
+    finally:
+        del os.environ["SET_LATER"]
+
+
+def say_pid_of(rank: int) -> None:
+    say_pid()
+
+
+def test_ranks_form_a_group_and_return_in_order(results: RankResults) -> None:
+    assert isinstance(results, list)
+    assert [result["total"] for result in results] == [3.0, 3.0]
+    assert [result["backend"] for result in results] == ["gloo", "gloo"]
+    for rank, result in enumerate(results):
+        assert result["environment"] == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "ADDED": "1",
+            "SET_LATER": "yes",
+        }
+
+
+def test_ranks_share_the_cores(results: RankResults) -> None:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    assert [result["threads"] for result in results] == [max(1, cores // 2)] * 2
+
+
+def test_objects_of_a_module_that_cannot_be_imported_travel_both_ways(results: RankResults) -> None:
+    assert all(type(result["point"]) is Point and result["point"].x == 6.0 for result in results)
+
+
+def test_data_loader_workers_run_inside_a_rank(results: RankResults) -> None:
+    assert [result["loaded"] for result in results] == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+
+
+def test_output_is_kept_whole_and_in_order(results: RankResults) -> None:
+    for rank, text in enumerate(results.outputs):
+        lines = [f"hello from rank {rank}", "from a child process", "from C", "to stderr"]
+        assert text.splitlines() == [*lines, "x" * 300_000]
+
+
+def test_without_backend_the_function_starts_the_group() -> None:
+    def start(rank: int) -> tuple[bool, int]:
+        before = dist.is_initialized()
+        init_process_group("gloo")
+        return before, dist.get_rank()
+
+    assert run_ranks(start, 2, backend=None) == [(False, 0), (False, 1)]
+
+
+def test_two_threads_may_launch_at_once() -> None:
+    main, collected = sys.modules["__main__"], {}
+
+    def collect(world_size: int) -> None:
+        collected[world_size] = run_ranks(lambda rank: rank, world_size)
+
+    threads = [threading.Thread(target=collect, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert collected == {1: [0], 2: [0, 1]}
+    assert sys.modules["__main__"] is main
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_no_descriptor_and_no_file_stays_open() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    run_ranks(say_pid_of, 1)
+    before = count()
+    for _ in range(3):
+        run_ranks(say_pid_of, 2)
+    last_moment = time.monotonic() + 10  # the store's own thread closes its connections
+    while count() > before and time.monotonic() < last_moment:
+        time.sleep(0.05)
+    assert count() <= before
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 2.0, "2", None])
+def test_bad_world_size(world_size: Any) -> None:
+    with pytest.raises(ValueError, match="world_size must be an integer of at least 1"):
+        run_ranks(say_pid_of, world_size)
+
+
+def test_bad_timeout() -> None:
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds, not 0"):
+        run_ranks(say_pid_of, 1, timeout=0)
+
+
+def fails_on_rank_1(rank: int, how: Callable[[], None]) -> None:
+    say_pid()
+    if rank == 1:
+        how()
+    dist.barrier()
+
+
+def raise_lookup_error() -> None:
+    raise LookupError("no such shard")
+
+
+def test_a_rank_raises_while_the_others_wait() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(fails_on_rank_1, 3, raise_lookup_error)
+    error = caught.value
+    assert str(error).startswith("rank 1 of 3 failed, then rank")
+    assert "LookupError: no such shard" in str(error)
+    assert next(iter(error.tracebacks)) == 1
+    assert error.tracebacks[1].endswith("LookupError: no such shard\n")
+    assert "worker.py" not in error.tracebacks[1]
+    assert all("barrier" in error.tracebacks[rank] for rank in (0, 2))
+    assert_gone(pids(error.outputs))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda: os._exit(3), "rank 1: left without returning (exit code 3)"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1: was killed by SIGKILL"),
+        (lambda: sys.exit(0), "SystemExit: 0"),
+    ],
+    ids=["exit code", "signal", "sys.exit"],
+)
+def test_a_rank_dies_while_the_others_wait(how: Callable[[], None], said: str) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(fails_on_rank_1, 2, how)
+    assert str(caught.value).startswith("rank 1 of 2 failed")
+    assert said in str(caught.value)
+    assert_gone(pids(caught.value.outputs))
+
+
+def test_a_rank_that_does_not_notice_a_failure_is_ended() -> None:
+    def loop_or_raise(rank: int) -> None:
+        say_pid()
+        subprocess.Popen([sys.executable, "-c", "import os, time; print('pid', os.getpid(), "
+                                                "flush=True); time.sleep(600)"])  # fmt: skip
+        if rank == 0:
+            time.sleep(1)
+            raise_lookup_error()
+        spin()
+
+    def spin() -> None:
+        while True:
+            pass
+
+    with pytest.raises(
+        RanksFailed, match=r"rank 1 was ended while it was in\n.* in spin\n"
+    ) as caught:
+        run_ranks(loop_or_raise, 2)
+    assert list(caught.value.tracebacks) == [0]
+    assert len(pids(caught.value.outputs)) == 4
+    assert_gone(pids(caught.value.outputs))
+
+
+def test_hanging_ranks_are_named_with_their_stack() -> None:
+    def hang(rank: int) -> None:
+        say_pid()
+        if rank == 0:
+            dist.recv(torch.zeros(1), src=1)
+        if rank == 1:
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def start(rank: int) -> None:
+        if rank < 3:
+            hang(rank)
+
+    with pytest.raises(RanksTimedOut) as caught:
+        run_ranks(start, 4, timeout=3)
+    error = caught.value
+    assert str(error).startswith("ranks 0, 1, 2 of 4 did not end within 3 s (rank 3 had returned)")
+    assert list(error.stacks) == [0, 1, 2]
+    assert "in recv" in error.stacks[0]
+    assert "in hang" in error.stacks[1]
+    assert "could not be read" in error.stacks[2]
+    assert "worker.py" not in str(error)
+    assert_gone(pids(error.outputs))
+
+
+def test_a_value_that_cannot_be_pickled_names_its_rank() -> None:
+    with pytest.raises(RanksFailed, match="TypeError: the value that rank 1 returned cannot be"):
+        run_ranks(lambda rank: threading.Lock() if rank else None, 2)
+
+
+def refuse() -> None:
+    raise ValueError("not here")
+
+
+class CannotBeRead:
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def test_a_value_that_cannot_be_unpickled_names_its_rank() -> None:
+    with pytest.raises(TypeError, match="the value that rank 0 returned cannot be unpickled: not"):
+        run_ranks(lambda rank: CannotBeRead(), 1)
+
+
+def test_an_argument_that_cannot_be_pickled() -> None:
+    with pytest.raises(TypeError, match="fn with its arguments cannot be pickled"):
+        run_ranks(fails_on_rank_1, 1, threading.Lock())
+
+
+# Programs that launch
+
+UNGUARDED_PROGRAM = """
+import os, time
+from dataclasses import dataclass
+from miniddp.launch import run_ranks
+
+print("program runs", flush=True)
+
+@dataclass
+class Number:
+    value: int
+
+def work(rank, number):
+    return Number(number.value + rank)
+
+print([number.value for number in run_ranks(work, 2, Number(5))], flush=True)
+
+def hang(rank, pipe):
+    with open(pipe, "a") as file:
+        file.write(f"pid {os.getpid()}\\n")
+    time.sleep(600)
+
+import sys
+try:
+    run_ranks(hang, 2, sys.argv[1] + "/first")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+run_ranks(hang, 2, sys.argv[1] + "/second")
+"""
+
+
+def wait_for_pids(file: Path) -> list[int]:
+    last_moment = time.monotonic() + 60
+    while not file.exists() or file.read_text().count("\n") < 2:
+        assert time.monotonic() < last_moment, f"the ranks have not written {file}"
+        time.sleep(0.05)
+    return pids([file.read_text()])
+
+
+def test_program_without_a_guarded_main_is_interrupted_then_killed(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(UNGUARDED_PROGRAM)
+    program = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        ranks = wait_for_pids(tmp_path / "first")
+        program.send_signal(signal.SIGINT)
+        ranks_after = wait_for_pids(tmp_path / "second")
+        assert_gone(ranks)
+        assert all(map(is_alive, ranks_after))
+    finally:
+        program.kill()
+    assert_gone(ranks_after)
+    output, _ = program.communicate(timeout=10)
+    assert output == "program runs\n[5, 6]\ninterrupted\n"
+
+
+def test_functions_of_a_notebook(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="needs the record extra")
+    nbclient = pytest.importorskip("nbclient", reason="needs the record extra")
+    pytest.importorskip("ipykernel", reason="needs the record extra")
+    cells = [
+        "import torch, torch.distributed as dist\nfrom miniddp import run_ranks\noffset = 10",
+        "def total(rank):\n    t = torch.tensor([rank + offset]); dist.all_reduce(t)\n"
+        "    print('rank', rank)\n    return t.item()",
+        "results = run_ranks(total, 2)\nprint(results, results.outputs)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    assert notebook.cells[-1].outputs[0].text == "[21, 21] ['rank 0\\n', 'rank 1\\n']\n"

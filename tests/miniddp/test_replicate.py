@@ -1,0 +1,198 @@
+"""Replicas are made equal by broadcast_module and judged by verify_replicas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from miniddp.launch import RankResults, run_ranks
+from miniddp.replicate import broadcast_module, verify_replicas
+
+
+class Everything(nn.Module):
+    """Every kind of tensor that a module may hold, filled from torch's current seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.tied = self.linear
+        self.norm = nn.BatchNorm1d(4)
+        self.transposed = nn.Parameter(torch.randn(5, 3).t())
+        self.bf16 = nn.Parameter(torch.randn(3).bfloat16(), requires_grad=False)
+        self.images = nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        self.register_buffer("complex", torch.randn(2, dtype=torch.complex64))
+        self.register_buffer("short", torch.randint(99, (3,), dtype=torch.int16))
+        self.register_buffer("flags", torch.rand(9) > 0.5)
+        self.register_buffer("tiny", torch.randn(4).to(torch.float8_e4m3fn))
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("temporary", torch.randn(2), persistent=False)
+        self.register_buffer("scalar", torch.randn(()))
+
+
+def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: t.detach() for name, t in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def values(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(torch.complex128) for name, tensor in tensors(module).items()}
+
+
+def layouts(module: nn.Module) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    return [(tensor.dtype, tensor.stride()) for tensor in tensors(module).values()]
+
+
+def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+def verdict(module: nn.Module, *args: Any) -> str:
+    try:
+        verify_replicas(module, *args)
+    except ValueError as error:
+        return str(error)
+    return "equal"
+
+
+def with_a_different_value(rank: int) -> nn.Module:
+    module = seeded(0, Everything)
+    if rank == 1:
+        module.norm.running_var[2] += 0.25
+        module.norm.running_var[3] -= 0.5
+    return module
+
+
+def with_an_extra_bias(rank: int) -> nn.Module:
+    return seeded(0, lambda: nn.Linear(2, 2, bias=rank == 2))
+
+
+def with_another_name(rank: int) -> nn.Module:
+    module = nn.Module()
+    module.register_parameter("b" if rank == 1 else "a", nn.Parameter(torch.zeros(1)))
+    return module
+
+
+def with_a_buffer_for_a_parameter(rank: int) -> nn.Module:
+    module = nn.Module()
+    if rank == 1:
+        module.register_buffer("a", torch.zeros(1))
+    else:
+        module.register_parameter("a", nn.Parameter(torch.zeros(1)))
+    return module
+
+
+BROKEN: dict[str, Callable[[int], nn.Module]] = {
+    "value": with_a_different_value,
+    "count": with_an_extra_bias,
+    "name": with_another_name,
+    "kind": with_a_buffer_for_a_parameter,
+    "shape": lambda rank: nn.Linear(2, 3 + rank),
+    "dtype": lambda rank: seeded(0, lambda: nn.Linear(2, 2)).to(
+        torch.float16 if rank == 0 else torch.float32
+    ),
+    "frozen": lambda rank: seeded(0, lambda: nn.Linear(2, 2)).requires_grad_(rank != 1),
+    "device": lambda rank: nn.Linear(2, 2, device="meta" if rank == 1 else "cpu"),
+    "meta": lambda rank: nn.Linear(2, 2, device="meta"),
+}
+
+EXPECTED = {
+    "value": "replicas differ: buffer 'norm.running_var' of rank 1 is not that of rank 0, the "
+    "largest absolute difference is 0.5",
+    "count": "replicas differ: no parameter or buffer number 2 on rank 0, parameter 'bias' on "
+    "rank 2",
+    "name": "replicas differ: parameter 'a' on rank 0, parameter 'b' on rank 1",
+    "kind": "replicas differ: parameter 'a' on rank 0, buffer 'a' on rank 1",
+    "shape": "replicas differ: parameter 'weight' with shape=(3, 2) on rank 0, parameter 'weight' "
+    "with shape=(4, 2) on rank 1, parameter 'weight' with shape=(5, 2) on rank 2",
+    "dtype": "replicas differ: parameter 'weight' with dtype=torch.float16 on rank 0, parameter "
+    "'weight' with dtype=torch.float32 on rank 1, parameter 'weight' with dtype=torch.float32 on "
+    "rank 2",
+    "frozen": "replicas differ: parameter 'weight' with requires_grad=True on rank 0, parameter "
+    "'weight' with requires_grad=False on rank 1",
+    "device": "replicas differ: parameter 'weight' with device=cpu on rank 0, parameter 'weight' "
+    "with device=meta on rank 1",
+    "meta": "parameter 'weight' is on meta, for which the process group has no backend (it has "
+    "cpu:gloo,cuda:gloo): call module.to(device) first",
+}
+
+
+def judge(rank: int) -> dict[str, Any]:
+    """What every rank sees of replicas that are broken, then repaired."""
+    seen: dict[str, Any] = {name: verdict(make(rank)) for name, make in BROKEN.items()}
+    seen["structure only"] = verdict(with_a_different_value(rank), None, False)
+
+    module = seeded(rank, Everything)
+    seen["seeds differ"] = verdict(module)
+    seen["before"] = values(module)
+    before = layouts(module)
+    broadcast_module(module, src=2)
+    seen["after"] = values(module)
+    seen["layouts kept"] = layouts(module) == before
+    seen["repaired"] = verdict(module)
+    seen["no tensors"] = verdict(nn.ReLU())
+
+    part = dist.new_group([1, 2])
+    if rank > 0:
+        seen["part"] = verdict(seeded(rank, lambda: nn.Linear(2, 2)), part)
+        small = seeded(rank, lambda: nn.Linear(2, 2))
+        broadcast_module(small, part, src=1)
+        seen["part repaired"] = verdict(small, part)
+        seen["part weight"] = small.weight.detach()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def seen() -> RankResults:
+    return run_ranks(judge, 3)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_rank_learns_what_differs(seen: RankResults, name: str) -> None:
+    assert [on_rank[name] for on_rank in seen] == [EXPECTED[name]] * 3
+
+
+def test_values_can_be_left_out(seen: RankResults) -> None:
+    assert [on_rank["structure only"] for on_rank in seen] == ["equal"] * 3
+
+
+def test_seeds_that_differ_are_named_with_their_difference(seen: RankResults) -> None:
+    weights = [on_rank["before"]["transposed"] for on_rank in seen]
+    largest = max((weight - weights[0]).abs().max().item() for weight in weights)
+    for on_rank in seen:
+        assert on_rank["seeds differ"] == (
+            "replicas differ: parameter 'transposed' of rank 1, 2 is not that of rank 0, the "
+            f"largest absolute difference is {largest:.6g}"
+        )
+
+
+def test_broadcast_copies_every_tensor_of_the_source(seen: RankResults) -> None:
+    source = seen[2]["before"]
+    random = [name for name in source if not name.startswith("norm.") and name != "empty"]
+    assert len(random) == 11
+    for name in random:
+        assert not torch.equal(source[name], seen[0]["before"][name]), name
+    for on_rank in seen:
+        assert on_rank["layouts kept"]
+        assert on_rank["repaired"] == "equal"
+        for name, tensor in on_rank["after"].items():
+            assert torch.equal(tensor, source[name]), name
+
+
+def test_a_module_without_tensors_is_equal(seen: RankResults) -> None:
+    assert [on_rank["no tensors"] for on_rank in seen] == ["equal"] * 3
+
+
+def test_a_part_of_the_ranks(seen: RankResults) -> None:
+    for rank in (1, 2):
+        assert "parameter 'weight' of rank 2 is not that of rank 1" in seen[rank]["part"]
+        assert seen[rank]["part repaired"] == "equal"
+        assert torch.equal(seen[rank]["part weight"], seeded(2, lambda: nn.Linear(2, 2)).weight)
+
+
+@pytest.mark.parametrize("function", [broadcast_module, verify_replicas])
+def test_no_process_group(function: Callable[[nn.Module], None]) -> None:
+    with pytest.raises(RuntimeError, match="there is no process group"):
+        function(nn.Linear(1, 1))
