@@ -1,0 +1,368 @@
+"""One test body runs against `miniddp.ring` and `torch.distributed`.
+
+Starting ranks takes longer than what they do, so one launch runs many cases and reports each.
+"""
+
+import functools
+import itertools
+import random
+import traceback
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch.distributed import ReduceOp
+
+from miniddp import ring
+from miniddp.launch import RanksFailed, run_ranks
+
+IMPLEMENTATIONS = {"miniddp": ring, "torch": dist}
+OPS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+]
+TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.02, torch.float32: 1e-5, torch.complex64: 1e-5}
+TOLERANCE[torch.float64] = 1e-12
+ORACLE = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+}
+
+
+# The schedule, without any process
+
+
+@given(st.integers(1, 12))
+def test_each_rank_receives_what_its_left_neighbour_sends(size):
+    for steps in (ring.reduce_scatter_steps, ring.all_gather_steps):
+        for rank in range(size):
+            sent = [send for send, _ in steps((rank - 1) % size, size)]
+            received = [receive for _, receive in steps(rank, size)]
+            assert sent == received
+            assert len(received) == size - 1
+
+
+@given(st.integers(1, 12))
+def test_reduce_scatter_completes_chunk_number_rank(size):
+    parts = [[{rank} for _ in range(size)] for rank in range(size)]  # parts[rank][chunk]
+    for step in range(size - 1):
+        moves = [(rank, *ring.reduce_scatter_steps(rank, size)[step]) for rank in range(size)]
+        travelling = [set(parts[rank][send]) for rank, send, _ in moves]
+        for rank, _, receive in moves:
+            arriving = travelling[(rank - 1) % size]
+            assert parts[rank][receive].isdisjoint(arriving)  # nothing is added twice
+            parts[rank][receive] |= arriving
+    assert all(parts[rank][rank] == set(range(size)) for rank in range(size))
+
+
+@given(st.integers(1, 12))
+def test_all_gather_brings_every_chunk_to_every_rank(size):
+    complete = [{rank} for rank in range(size)]
+    for step in range(size - 1):
+        moves = [(rank, *ring.all_gather_steps(rank, size)[step]) for rank in range(size)]
+        assert all(send in complete[rank] for rank, send, _ in moves)
+        for rank, _, receive in moves:
+            complete[rank].add(receive)
+    assert all(chunks == set(range(size)) for chunks in complete)
+
+
+# What travels: the checks run on every rank, against both implementations
+
+
+def random_tensor(shape, dtype, seed):
+    """Values that differ between elements and seeds, so that a mis-routed chunk shows."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, generator=generator)
+    return torch.randint(0, 2 if dtype == torch.bool else 100, shape, generator=generator).to(dtype)
+
+
+def reduced(tensors, op):
+    """The oracle: all ranks' tensors, reduced in one process and in double precision."""
+    dtype = tensors[0].dtype
+    exact = not (dtype.is_floating_point or dtype.is_complex)
+    wide = dtype if exact else torch.promote_types(dtype, torch.float64)
+    result = functools.reduce(ORACLE[op], [tensor.to(wide) for tensor in tensors])
+    return (result / len(tensors) if op == ReduceOp.AVG else result).to(dtype)
+
+
+def assert_same(actual, expected):
+    tolerance = TOLERANCE.get(expected.dtype, 0.0)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def legal(dtype, op):
+    if dtype.is_complex:
+        return op in (ReduceOp.SUM, ReduceOp.AVG)
+    return dtype.is_floating_point or op != ReduceOp.AVG
+
+
+def cases():
+    """Shapes that do not divide, dtypes and ops; (shape, dtype, op, seed)."""
+    size = dist.get_world_size()
+    shapes = [(0,), (1,), (size - 1,), (size,), (size + 1,), (97,), (), (3, 5), (10_007,)]
+    seeds = itertools.count(1000, 100)
+    for shape, op in itertools.product(shapes, OPS):
+        yield shape, torch.float32, op, next(seeds)
+    for dtype, op in itertools.product(DTYPES, OPS):
+        if legal(dtype, op):
+            yield (101,), dtype, op, next(seeds)
+
+
+def check_all_reduce(collectives, rank, size):
+    large = (3_000_017,), torch.float32, ReduceOp.SUM, 0
+    for shape, dtype, op, seed in [*cases(), large]:
+        tensors = [random_tensor(shape, dtype, seed + peer) for peer in range(size)]
+        tensor = tensors[rank].clone()
+        collectives.all_reduce(tensor, op)
+        assert_same(tensor, reduced(tensors, op))
+        copies = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(copies, tensor)
+        assert all(torch.equal(copy, tensor) for copy in copies)  # bit for bit
+
+
+def check_reduce_scatter(collectives, rank, size):
+    for shape, dtype, op, seed in cases():
+        inputs = [
+            [random_tensor(shape, dtype, seed + 10 * peer + part) for part in range(size)]
+            for peer in range(size)
+        ]
+        expected = reduced([parts[rank] for parts in inputs], op)
+        given = [part.clone() for part in inputs[rank]]
+        output = torch.zeros(shape, dtype=dtype)
+        collectives.reduce_scatter(output, given, op)
+        assert_same(output, expected)
+        assert all(map(torch.equal, given, inputs[rank]))  # the input is left as it was
+        if shape:
+            output = torch.zeros(shape, dtype=dtype)
+            collectives.reduce_scatter_tensor(output, torch.cat(inputs[rank]), op)
+            assert_same(output, expected)
+
+
+def check_all_gather(collectives, rank, size):
+    for shape, dtype, _, seed in cases():
+        tensors = [random_tensor(shape, dtype, seed + peer) for peer in range(size)]
+        outputs = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+        collectives.all_gather(outputs, tensors[rank])
+        assert all(map(torch.equal, outputs, tensors))
+        if shape:
+            output = torch.zeros_like(torch.cat(tensors))
+            collectives.all_gather_into_tensor(output, tensors[rank])
+            assert torch.equal(output, torch.cat(tensors))
+
+
+def check_subgroups(collectives, rank, size):
+    """The odd and the even ranks at once, and a group whose first rank is not rank 0."""
+    groups = [list(range(start, size, 2)) for start in range(min(size, 2))]
+    handles = [dist.new_group(members) for members in groups]
+    for members, group in zip(groups, handles, strict=True):
+        tensors = [random_tensor((13,), torch.float32, peer) for peer in range(size)]
+        mine = tensors[rank].clone()
+        if rank in members:
+            collectives.all_reduce(mine, group=group)
+            assert_same(mine, reduced([tensors[member] for member in members], ReduceOp.SUM))
+            gathered = [torch.zeros(13) for _ in members]
+            collectives.all_gather(gathered, tensors[rank], group)
+            assert all(map(torch.equal, gathered, [tensors[member] for member in members]))
+        else:
+            with pytest.warns(UserWarning, match="belong to the"):
+                collectives.all_reduce(mine, group=group)
+            assert torch.equal(mine, tensors[rank])
+
+
+def check_tensors_that_require_grad(collectives, rank, size):
+    parameter = torch.nn.Parameter(torch.full((7,), float(rank)))
+    collectives.all_reduce(parameter)
+    assert parameter.tolist() == [sum(range(size))] * 7
+    assert parameter.requires_grad
+
+
+def check_errors(collectives, rank, size):
+    ones = torch.ones(2)
+    for error, call in [
+        (TypeError, lambda: collectives.all_reduce([1.0])),
+        (ValueError, lambda: collectives.all_reduce(ones.to(torch.complex64), ReduceOp.MAX)),
+        (RuntimeError, lambda: collectives.all_reduce(ones.long(), ReduceOp.AVG)),
+        ((ValueError, RuntimeError), lambda: collectives.all_gather([ones] * (size + 1), ones)),
+        ((ValueError, RuntimeError), lambda: collectives.all_gather([ones[:1]] * size, ones)),
+        (ValueError, lambda: collectives.all_gather([ones.double()] * size, ones)),
+    ]:
+        with pytest.raises(error):
+            call()
+
+
+CHECKS = [
+    check_all_reduce,
+    check_reduce_scatter,
+    check_all_gather,
+    check_subgroups,
+    check_tensors_that_require_grad,
+    check_errors,
+]
+
+
+def run_checks(rank, name):
+    """The name of each check with the traceback that it ended in, or None."""
+    warnings.simplefilter("ignore", FutureWarning)
+    results = {}
+    for check in CHECKS:
+        try:
+            check(IMPLEMENTATIONS[name], rank, dist.get_world_size())
+            results[check.__name__] = None
+        except Exception:
+            results[check.__name__] = traceback.format_exc()
+    return results
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(name, size) for name in IMPLEMENTATIONS for size in (1, 2, 3, 4)],
+    ids=lambda param: f"{param[0]}-{param[1]}-ranks",
+)
+def results(request):
+    name, world_size = request.param
+    return run_ranks(run_checks, world_size, name)
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+def test_same_as_torch(results, check):
+    failures = {rank: result[check] for rank, result in enumerate(results) if result[check]}
+    assert not failures, "\n".join(f"rank {rank}: {text}" for rank, text in failures.items())
+
+
+# What only the ring promises
+
+
+def all_reduce_in_segments(rank, seed):
+    size = dist.get_world_size()
+    choose = random.Random(seed)
+    for _ in range(80):
+        length, dtype = choose.randrange(400), choose.choice(DTYPES)
+        op = choose.choice([op for op in OPS if legal(dtype, op)])
+        ring.SEGMENT_BYTES, ring.AHEAD = choose.randrange(1, 500), choose.randrange(5)
+        first = choose.randrange(10**6)
+        tensors = [random_tensor((length,), dtype, first + peer) for peer in range(size)]
+        for all_reduce in (ring.all_reduce, ring.root_all_reduce):
+            tensor = tensors[rank].clone()
+            all_reduce(tensor, op)
+            assert_same(tensor, reduced(tensors, op))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=2, deadline=None, phases=[Phase.generate])
+def test_any_segment_size_gives_the_same_result(world_size, seed):
+    run_ranks(all_reduce_in_segments, world_size, seed)
+
+
+def bytes_sent(rank):
+    size = dist.get_world_size()
+    tensor = torch.rand(60, dtype=torch.float64)  # 480 bytes, a multiple of 8 N for N = 1 ... 5
+    parts = [torch.rand(12) for _ in range(size)]  # 48 bytes each
+    return {
+        "all_reduce": ring.all_reduce(tensor),
+        "root_all_reduce": ring.root_all_reduce(tensor),
+        "reduce_scatter": ring.reduce_scatter(torch.empty(12), parts),
+        "all_gather": ring.all_gather(parts, torch.rand(12)),
+        "uneven": ring.all_reduce(torch.rand(7)),
+        "empty": ring.all_reduce(torch.rand(0)) + ring.root_all_reduce(torch.rand(0)),
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_bytes_sent(world_size):
+    n = world_size
+    results = run_ranks(bytes_sent, n)
+    for rank, sent in enumerate(results):
+        assert sent["all_reduce"] == 2 * (n - 1) * 480 // n
+        assert sent["root_all_reduce"] == (480 * (n - 1) if rank == 0 else 480)
+        assert sent["reduce_scatter"] == sent["all_gather"] == (n - 1) * 48
+        assert sent["empty"] == 0
+    assert sum(sent["uneven"] for sent in results) == 2 * (n - 1) * 7 * 4
+
+
+def ring_only_errors(rank):
+    ones, size = torch.ones(4, 4), dist.get_world_size()
+    for call, message in [
+        (lambda: ring.all_reduce(ones.t()), "Tensors must be contiguous"),
+        (lambda: ring.all_reduce(ones.to_sparse()), "dense, not sparse"),
+        (lambda: ring.root_all_reduce(ones[:, 0]), "Tensors must be contiguous"),
+        (lambda: ring.all_reduce(ones, ReduceOp.BAND), "op must be SUM, AVG, PRODUCT, MIN or MAX"),
+        (lambda: ring.reduce_scatter(ones, [ones]), r"one tensor per rank \(2\), not 1"),
+        (
+            lambda: ring.reduce_scatter(ones, [ones, ones[0]]),
+            r"input_list\[1\] is torch.float32 of shape \(4,\) on cpu, but .* shape \(4, 4\)",
+        ),
+        (
+            lambda: ring.reduce_scatter_tensor(ones, torch.ones(5)),
+            "input must have 2 x 16 elements for 2 ranks, not 5",
+        ),
+        (
+            lambda: ring.all_gather_into_tensor(torch.ones(5), ones),
+            "output must have 2 x 16 elements for 2 ranks, not 5",
+        ),
+        (lambda: ring.all_gather([ones.t()] * size, ones), "Tensors must be contiguous"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_bad_arguments_are_named_before_anything_is_sent():
+    run_ranks(ring_only_errors, 2)
+
+
+@pytest.mark.parametrize("collectives", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_without_a_process_group(collectives):
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        collectives.all_reduce(torch.ones(2))
+
+
+def leave_or_reduce(rank):
+    if rank == 0:
+        ring.all_reduce(torch.rand(10_000_000))
+
+
+def test_a_neighbour_that_has_left_is_an_error_and_no_hang():
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(leave_or_reduce, 2)
+    assert set(caught.value.tracebacks) == {0}
+    assert "gloo" in caught.value.tracebacks[0]
+
+
+def reduce_on_gpu(rank, size):
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    for length, dtype in itertools.product([0, 3, 5_000_011], [torch.float32, torch.bfloat16]):
+        tensors = [random_tensor((length,), dtype, peer) for peer in range(size)]
+        for all_reduce in (ring.all_reduce, ring.root_all_reduce):
+            tensor = tensors[rank].to(device)
+            all_reduce(tensor)
+            assert_same(tensor.cpu(), reduced(tensors, ReduceOp.SUM))
+        gathered = [torch.empty_like(tensors[0], device=device) for _ in range(size)]
+        ring.all_gather(gathered, tensors[rank].to(device))
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(gathered, tensors, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gloo_carries_gpu_tensors_through_host_memory():
+    run_ranks(reduce_on_gpu, 2, 2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of 2 ranks")
+def test_nccl_carries_gpu_tensors_directly():
+    size = min(4, torch.cuda.device_count())
+    run_ranks(reduce_on_gpu, size, size, backend="nccl")
