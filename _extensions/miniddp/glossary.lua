@@ -12,7 +12,7 @@ local stringify = pandoc.utils.stringify
 
 local function key_of(text) return (text:lower():gsub("%s+", " ")) end
 
-local function identifier(key) return "term-" .. key:gsub("[^%w\128-\255]+", "-") end
+local function identifier(key) return "term-" .. key:gsub("%W+", "-") end
 
 -- The first paragraph of a definition as plain text, with its recorded values filled in.
 local function plain_text(definitions)
@@ -79,10 +79,13 @@ end
 -- Gives every entry of the glossary the name that `.term` links to.
 function M.name_terms(blocks)
   if project.page ~= GLOSSARY then return blocks end
+  local named = {}
   return blocks:walk {
     DefinitionList = function(list)
       for position, item in ipairs(list.content) do
         local name = identifier(key_of(stringify(item[1])))
+        if named[name] then place.stop(("%s: two entries have the name #%s"):format(GLOSSARY, name)) end
+        named[name] = true
         list.content[position] = { { pandoc.Span(item[1], { id = name }) }, item[2] }
       end
       return list

@@ -69,9 +69,11 @@ function M.check_fences(blocks)
     local first = block.content[1]
     if not first or first.t ~= "Str" or not first.text:match("^:::") then return end
     local text = pandoc.utils.stringify(block):match("^%S+%s*%S*")
-    local position = (project.read(project.page) or ""):find(text, 1, true)
-    local line = position and ":" .. line_at(project.read(project.page), position) or ""
-    M.stop(("%s%s: this line opens or closes no div: check the attributes and the quotes: %s"):format(project.page, line, text))
+    local source = project.read(project.page) or ""
+    local position = source:find(text, 1, true)
+    local line = position and ":" .. line_at(source, position) or ""
+    local message = "this line opens or closes no div: check the attributes and the quotes: " .. text
+    M.stop(project.page .. line .. ": " .. message)
   end
   blocks:walk { Para = check, Plain = check }
 end

@@ -47,7 +47,8 @@ return function(span, fail)
       if not text then fail(('format="%s" does not fit the value %s'):format(attributes.format, tostring(value))) end
       if unit then text = text .. "\u{a0}" .. unit end
       local tip = one.name .. ": " .. provenance.line(one)
-      return pandoc.Span({ pandoc.Str(text) }, pandoc.Attr("", { "recorded" }, { { "tabindex", "0" }, { "data-tip", tip } }))
+      local attr = pandoc.Attr("", { "recorded" }, { { "tabindex", "0" }, { "data-tip", tip } })
+      return pandoc.Span({ pandoc.Str(text) }, attr)
     end
   end
   fail(("no such value is recorded (there are: %s)"):format(table.concat(sorted_keys(recordings), ", ")))

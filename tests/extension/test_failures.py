@@ -307,6 +307,12 @@ def test_no_glossary(render, book):
     assert done.stderr == f"{PAGE}:{LINE}: .term [rank]: there is no chapters/glossary.qmd\n"
 
 
+def test_two_entries_of_a_name(render):
+    page = "chapters/glossary.qmd"
+    done = render(page, "Rank\n: One.\n\nrank\n: Two.\n")
+    assert done.stderr == f"{page}: two entries have the name #term-rank\n"
+
+
 def test_no_runs(render, book):
     for path in (book / "runs").glob("*"):
         path.unlink()
