@@ -30,6 +30,9 @@ WATCHED = ("_quarto.yml", "*.qmd", "chapters", "runs", "src", "vis", "theme", "e
            "_extensions")  # fmt: skip
 
 
+say = functools.partial(print, flush=True)  # in order with what the tools print
+
+
 class SiteError(Exception):
     """What stopped the build, in one line."""
 
@@ -73,7 +76,7 @@ def find_quarto() -> str | None:
     installed = SCRIPTS / "quarto"
     if not works(installed):
         make_venv()
-        print(f"site: no Quarto on PATH: trying to install {QUARTO} from PyPI")
+        say(f"site: no Quarto on PATH: trying to install {QUARTO} from PyPI")
         reason = pip_install([QUARTO], seconds=QUARTO_SECONDS)
         if reason or not works(installed):
             NO_QUARTO.write_text(f"{reason or 'installed, but it does not run'}\n")
@@ -89,7 +92,7 @@ def works(quarto: Path) -> bool:
 
 def render(quarto: str | None, output: Path) -> None:
     if quarto:
-        print(f"site: rendering with Quarto ({quarto})")
+        say(f"site: rendering with Quarto ({quarto})")
         command = [quarto, "render", "--output-dir", str(output)]
     else:
         command = plain_command(output)
@@ -99,7 +102,7 @@ def render(quarto: str | None, output: Path) -> None:
 
 def plain_command(output: Path) -> list[str]:
     python = plain_python()
-    print("site: making the plain build with Pandoc, a stand-in for the Quarto site")
+    say("site: making the plain build with Pandoc, a stand-in for the Quarto site")
     return [str(python), str(ROOT / "tools" / "plain" / "build.py"), "--output", str(output)]
 
 
@@ -111,7 +114,7 @@ def plain_python() -> Path:
     python = SCRIPTS / "python"
     check = [python, "-c", "import pypandoc, yaml"]
     if subprocess.run(check, capture_output=True).returncode != 0:
-        print("site: installing Pandoc (the pypandoc_binary wheel) into .venv-site")
+        say("site: installing Pandoc (the pypandoc_binary wheel) into .venv-site")
         reason = pip_install(PLAIN)
         if reason:
             raise SiteError(f"Pandoc could not be installed: {reason}")
@@ -121,7 +124,7 @@ def plain_python() -> Path:
 def make_venv() -> None:
     if (SCRIPTS / "python").exists():
         return
-    print("site: setting up .venv-site")
+    say("site: setting up .venv-site")
     made = subprocess.run([sys.executable, "-m", "venv", VENV], capture_output=True, text=True)
     if made.returncode != 0:
         shutil.rmtree(VENV, ignore_errors=True)
@@ -141,7 +144,7 @@ def pip_install(requirements: list[str], seconds: float | None = None) -> str | 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return f"no answer within {seconds:.0f} s"
+        return f"no answer within {seconds:g} s"
     return last_line(done.stderr) if done.returncode else None
 
 
@@ -151,10 +154,10 @@ def last_line(text: str) -> str:
 
 
 def announce(output: Path) -> None:
-    print(f"site: built in {output}")
+    say(f"site: built in {output}")
     standard = output == ROOT / "_site"
     serve = "make serve" if standard else f"{sys.executable} -m http.server -d {output}"
-    print(f"site: to read it: {serve}")
+    say(f"site: to read it: {serve}")
 
 
 def preview(quarto: str | None, output: Path, port: int) -> None:
@@ -166,7 +169,7 @@ def preview(quarto: str | None, output: Path, port: int) -> None:
     subprocess.run(command, cwd=ROOT)
     seen = latest_change()
     serve(output, port)
-    print(f"site: http://127.0.0.1:{port} (Ctrl+C ends the preview)")
+    say(f"site: http://127.0.0.1:{port} (Ctrl+C ends the preview)")
     while True:
         time.sleep(0.5)
         changed = latest_change()
