@@ -1,8 +1,17 @@
 """Distributed Data Parallel, built from scratch: the package that the book quotes."""
 
+from miniddp.ddp import DistributedDataParallel
 from miniddp.launch import run_ranks
 from miniddp.naive import SimpleDDP
 from miniddp.process import get, set_seed
+from miniddp.sampler import DistributedSampler
 
 __version__ = "0.1.0"
-__all__ = ["SimpleDDP", "get", "run_ranks", "set_seed"]
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "SimpleDDP",
+    "get",
+    "run_ranks",
+    "set_seed",
+]
