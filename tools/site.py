@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not (ROOT / "_quarto.yml").is_file():
             raise SiteError(f"no _quarto.yml in {ROOT}: there is no book to build")
         quarto = None if options.plain else find_quarto()
+        if not quarto and not options.plain:
+            say("site: no Quarto at hand: the plain build, made with Pandoc, stands in for it")
         if options.preview:
             preview(quarto, output, options.port)
         else:
@@ -101,9 +103,12 @@ def render(quarto: str | None, output: Path) -> None:
 
 
 def plain_command(output: Path) -> list[str]:
-    python = plain_python()
-    say("site: making the plain build with Pandoc, a stand-in for the Quarto site")
-    return [str(python), str(ROOT / "tools" / "plain" / "build.py"), "--output", str(output)]
+    return [
+        str(plain_python()),
+        str(ROOT / "tools" / "plain" / "build.py"),
+        "--output",
+        str(output),
+    ]
 
 
 def plain_python() -> Path:

@@ -88,7 +88,7 @@ def test_without_quarto_pandoc_is_taken_and_the_failure_remembered(run: Run, boo
     first = run()
     assert first.returncode == 0, first.stderr
     assert "trying to install quarto-cli" in first.stdout
-    assert first.stdout.count("a stand-in for the Quarto site") == 1
+    assert first.stdout.count("the plain build, made with Pandoc, stands in") == 1
     assert (book / "_site/index.html").is_file()
     assert (book / ".venv-site/quarto-unavailable").read_text().strip()
     second = run()
