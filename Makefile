@@ -63,10 +63,10 @@ record: $(READY) ## record a run: RUN=05-ring, or without RUN all stale ones (DA
 
 exercise: $(READY) ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
-	@$(BIN)/pytest -q exercises -k "$(N)"
+	@$(BIN)/pytest -q exercises/test_$(N)_*.py
 
 clean: ## remove what was built and what tests left behind
-	@rm -rf _site _preview .quarto .pytest_cache .mypy_cache .ruff_cache .coverage
+	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
 	@rm -f .venv-site/quarto-unavailable
 
 $(READY): pyproject.toml constraints.txt
