@@ -63,6 +63,7 @@ record: $(READY) ## record a run: RUN=05-ring, or without RUN all stale ones (DA
 
 exercise: $(READY) ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
+	@compgen -G "exercises/test_$(N)_*.py" >/dev/null || { echo "there is no exercise $(N)"; exit 2; }
 	@$(BIN)/pytest -q exercises/test_$(N)_*.py
 
 clean: ## remove what was built and what tests left behind
