@@ -17,7 +17,7 @@ from miniddp.train import Options, Result, train
 
 WORLD_SIZES = [1, 2]
 JOINED_BATCH = 16
-STEPS = 60
+STEPS = 100
 provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
 folder = data_dir()
 
@@ -32,7 +32,7 @@ results = {}
 for world_size in WORLD_SIZES:
     options = Options(
         data_dir=folder and str(folder),
-        model="5m",
+        model="tiny",
         pretrained=False,
         steps=STEPS,
         batch_size=JOINED_BATCH // world_size,
