@@ -74,5 +74,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "==> set up .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' \
-		| awk '/^(Collecting|Installing|Successfully)/ { print "    " substr($$0, 1, 100); fflush() }'
+		| awk '/^Collecting/ { print "    " $$2 } /^Installing/ { print "    installing" } { fflush() }'
 	@touch $@
