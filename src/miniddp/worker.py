@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ def main(folder: Path, rank: int, environment: Mapping[str, str], backend: str |
     torch.set_num_threads(max(1, _cpu_count() // int(environment["LOCAL_WORLD_SIZE"])))
     try:
         fn, args = pickle.loads((folder / "call").read_bytes())
+        _fill_main(fn)
         if backend is not None:
             init_process_group(backend)
         value = fn(rank, *args)
@@ -50,6 +51,14 @@ def main(folder: Path, rank: int, environment: Mapping[str, str], backend: str |
         _write(folder / f"{rank}.traceback", text.encode())
     sys.stdout.flush()
     os._exit(0)  # at once: a thread or a child that fn forgot must not keep the rank
+
+
+def _fill_main(fn: Callable[..., Any]) -> None:
+    """Put what a function of `__main__` uses there, so that torch can pickle its classes too."""
+    if getattr(fn, "__module__", None) == "__main__":
+        names = getattr(fn, "__globals__", {}).items()
+        main = vars(sys.modules["__main__"])
+        main.update({name: value for name, value in names if not name.startswith("__")})
 
 
 def dump(value: object, what: str) -> bytes:
