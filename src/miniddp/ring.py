@@ -16,6 +16,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -52,15 +53,39 @@ class Ring:
     rank: int
     size: int
 
+    @property
+    def left(self) -> int:
+        return (self.rank - 1) % self.size
+
+    @property
+    def right(self) -> int:
+        return (self.rank + 1) % self.size
+
     def exchange(self, outgoing: Tensor, incoming: Tensor) -> list[dist.Work]:
         """Start to send `outgoing` to the right and to receive `incoming` from the left."""
-        left, right = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         operations = [
-            dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=left),
-            dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=right),
+            dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=self.left),
+            dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=self.right),
         ]
         filled = [operation for operation in operations if operation.tensor.numel() > 0]
-        return dist.batch_isend_irecv(filled) if filled else []
+        with self.naming_neighbours():
+            return dist.batch_isend_irecv(filled) if filled else []
+
+    def wait(self, works: list[dist.Work]) -> None:
+        with self.naming_neighbours():
+            for work in works:
+                work.wait()
+
+    @contextmanager
+    def naming_neighbours(self) -> Iterator[None]:
+        """Say in a backend's error, as after a timeout, which ranks could not reach each other."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the ring is broken: rank {self.rank} of {self.size} could not receive from rank "
+                f"{self.left} or send to rank {self.right}: {error}"
+            ) from error
 
 
 def all_reduce(tensor: Tensor, op: Op = ReduceOp.SUM, group: Group = None) -> int:
@@ -106,20 +131,20 @@ def arrivals(
     outgoing: Sequence[Tensor], incoming: Sequence[Tensor], ring: Ring
 ) -> Iterator[Tensor]:
     """Exchange segment by segment; yield what has arrived while the next ones are on their way."""
-    on_their_way: deque[tuple[Tensor, list[dist.Work]]] = deque()
-    for send, receive in zip(outgoing, incoming, strict=True):
-        on_their_way.append((receive, ring.exchange(send, receive)))
-        if len(on_their_way) > AHEAD:
-            yield wait(*on_their_way.popleft())
-    while on_their_way:
-        yield wait(*on_their_way.popleft())
+    under_way: deque[list[dist.Work]] = deque()
+    for number in range(len(incoming) + AHEAD):
+        if number < len(incoming):
+            under_way.append(ring.exchange(outgoing[number], incoming[number]))
+        if number >= AHEAD:
+            ring.wait(under_way.popleft())
+            yield incoming[number - AHEAD]
 
 
 def all_gather_phase(chunks: Sequence[Tensor], ring: Ring) -> int:
     """Copy chunk number r, which rank r has complete, to all ranks."""
     sent = 0
     for send, receive in all_gather_steps(ring.rank, ring.size):
-        wait(chunks[receive], ring.exchange(chunks[send], chunks[receive]))
+        ring.wait(ring.exchange(chunks[send], chunks[receive]))
         sent += chunks[send].nbytes
     return sent
 
@@ -220,9 +245,3 @@ def find_ring(group: Group) -> Ring | None:
         warnings.warn(f"global rank {dist.get_rank()} does not belong to the group", stacklevel=3)
         return None
     return Ring(group, dist.get_rank(group), dist.get_world_size(group))
-
-
-def wait(segment: Tensor, works: list[dist.Work]) -> Tensor:
-    for work in works:
-        work.wait()
-    return segment

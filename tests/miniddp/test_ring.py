@@ -6,8 +6,10 @@ Starting ranks takes longer than what they do, so one launch runs many cases and
 import functools
 import itertools
 import random
+import time
 import traceback
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -271,29 +273,40 @@ def test_any_segment_size_gives_the_same_result(world_size, seed):
 
 
 def bytes_sent(rank):
+    """What each function says that it sent, and what the ring's sends held."""
+    held = []
+    batch = dist.batch_isend_irecv
+
+    def batch_and_count(operations):
+        held.extend(each.tensor.nbytes for each in operations if each.op is dist.isend)
+        return batch(operations)
+
+    dist.batch_isend_irecv = batch_and_count
     size = dist.get_world_size()
     tensor = torch.rand(60, dtype=torch.float64)  # 480 bytes, a multiple of 8 N for N = 1 ... 5
     parts = [torch.rand(12) for _ in range(size)]  # 48 bytes each
-    return {
+    sent = {
         "all_reduce": ring.all_reduce(tensor),
-        "root_all_reduce": ring.root_all_reduce(tensor),
         "reduce_scatter": ring.reduce_scatter(torch.empty(12), parts),
         "all_gather": ring.all_gather(parts, torch.rand(12)),
         "uneven": ring.all_reduce(torch.rand(7)),
-        "empty": ring.all_reduce(torch.rand(0)) + ring.root_all_reduce(torch.rand(0)),
+        "empty": ring.all_reduce(torch.rand(0)),
     }
+    root = [ring.root_all_reduce(tensor), ring.root_all_reduce(torch.rand(0))]
+    return sent, sum(held), root
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_bytes_sent(world_size):
     n = world_size
     results = run_ranks(bytes_sent, n)
-    for rank, sent in enumerate(results):
+    for rank, (sent, held, root) in enumerate(results):
         assert sent["all_reduce"] == 2 * (n - 1) * 480 // n
-        assert sent["root_all_reduce"] == (480 * (n - 1) if rank == 0 else 480)
         assert sent["reduce_scatter"] == sent["all_gather"] == (n - 1) * 48
         assert sent["empty"] == 0
-    assert sum(sent["uneven"] for sent in results) == 2 * (n - 1) * 7 * 4
+        assert sum(sent.values()) == held
+        assert root == [480 * (n - 1) if rank == 0 else 480, 0]
+    assert sum(sent["uneven"] for sent, _, _ in results) == 2 * (n - 1) * 7 * 4
 
 
 def ring_only_errors(rank):
@@ -332,16 +345,20 @@ def test_without_a_process_group(collectives):
         collectives.all_reduce(torch.ones(2))
 
 
-def leave_or_reduce(rank):
-    if rank == 0:
-        ring.all_reduce(torch.rand(10_000_000))
+def reduce_unless_last(rank, seconds):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+    if rank < dist.get_world_size() - 1:
+        ring.all_reduce(torch.rand(1_000_000))
+    time.sleep(seconds)
 
 
-def test_a_neighbour_that_has_left_is_an_error_and_no_hang():
+@pytest.mark.parametrize("seconds", [0, 4], ids=["left", "stalls"])
+def test_a_neighbour_that_does_not_answer_is_named(seconds):
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(leave_or_reduce, 2)
+        run_ranks(reduce_unless_last, 2, seconds, backend=None)
     assert set(caught.value.tracebacks) == {0}
-    assert "gloo" in caught.value.tracebacks[0]
+    message = "the ring is broken: rank 0 of 2 could not receive from rank 1 or send to rank 1"
+    assert message in caught.value.tracebacks[0]
 
 
 def reduce_on_gpu(rank, size):
