@@ -51,7 +51,7 @@ class Options:
     epochs: int = option(1, "passes over the training pairs")
     steps: int | None = option(None, "stop after this many steps")
     batch_size: int = option(16, "pairs per rank in each step; the joined batch is ranks x this")
-    lr: float = option(5e-4, "learning rate of AdamW; about 2e-5 for pretrained weights")
+    lr: float = option(1e-3, "learning rate of AdamW; pretrained weights want about 2e-5")
     max_length: int = option(128, "tokens of a pair after which the rest is cut off")
     seed: int = option(0, "seed of the initial weights and of the order of the pairs")
 
@@ -95,8 +95,9 @@ def build_data(options: Options) -> tuple["Dataset", "Dataset", Any]:
     joined_batch = get("ws") * options.batch_size
     if len(pairs["train"]) < joined_batch:
         raise DataError(
-            f"{get('ws')} ranks x {options.batch_size} pairs need {joined_batch} training pairs "
-            f"in each step, found {len(pairs['train'])}: use fewer ranks or smaller batches"
+            f"world size {get('ws')} x batch size {options.batch_size} needs {joined_batch} "
+            f"training pairs in each step, found {len(pairs['train'])}: use fewer ranks or "
+            "smaller batches"
         )
     rows = pairs["train"][:]
     sentences = rows["sentence1"] + rows["sentence2"]
