@@ -1,0 +1,497 @@
+"""The cost model against byte counters, real tensors, simulations and published numbers."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import miniddp
+from miniddp import bench_ring, cost, learning_rate, memory, ring
+from miniddp import overlap as overlaps
+from miniddp.cost import Link
+from miniddp.launch import run_ranks
+
+settings.register_profile("a busy machine", deadline=None)
+settings.load_profile("a busy machine")
+
+NOTHING = Link(0, 0)
+ANY_LINK = st.builds(
+    Link, alpha=st.floats(0, 1e-2, allow_subnormal=False), beta=st.floats(1e-12, 1e-6)
+)
+ANY_BYTES = st.floats(0, 1e12, allow_subnormal=False)
+ANY_SIZE = st.integers(1, 64)
+MANY_SECONDS = st.lists(st.floats(0, 10, allow_subnormal=False), min_size=1, max_size=8)
+
+
+# Bytes
+
+
+def count_bytes(rank: int, lengths: list[int]) -> list[dict[str, int]]:
+    """What the collectives themselves say that this rank sent, for float32 tensors."""
+    size = dist.get_world_size()
+    counted = []
+    for length in lengths:
+        tensor = torch.rand(length)
+        parts = list(torch.rand(size, length))
+        counted.append(
+            {
+                "all_reduce": ring.all_reduce(tensor.clone()),
+                "reduce_scatter": ring.reduce_scatter(torch.empty(length), parts),
+                "all_gather": ring.all_gather(parts, tensor),
+                "root_all_reduce": ring.root_all_reduce(tensor.clone()),
+            }
+        )
+    return counted
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_bytes_are_those_that_the_ring_counts(size: int) -> None:
+    lengths = [0, 1, 7, 12, 1000, 1200]
+    by_rank = run_ranks(count_bytes, size, lengths)
+    for index, length in enumerate(lengths):
+        num_bytes, gathered = 4 * length, 4 * length * size
+        sent = {name: [rank[index][name] for rank in by_rank] for name in by_rank[0][index]}
+        expected = cost.ring_all_reduce_bytes(num_bytes, size)
+        assert sum(sent["all_reduce"]) == pytest.approx(size * expected)
+        for rank in range(size):
+            # chunks differ by one element where N does not divide, in each of the two phases
+            slack = 0 if length % size == 0 else 2 * 4
+            assert abs(sent["all_reduce"][rank] - expected) <= slack
+            assert sent["reduce_scatter"][rank] == cost.ring_reduce_scatter_bytes(gathered, size)
+            assert sent["all_gather"][rank] == cost.ring_all_gather_bytes(gathered, size)
+            root = cost.root_all_reduce_bytes(num_bytes, size, rank)
+            assert sent["root_all_reduce"][rank] == root * (size > 1)
+
+
+def buckets_of_a_model(rank: int) -> list[tuple[int, int]]:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 6))
+    ddp = miniddp.DistributedDataParallel(model, bucket_cap_mb=0.0005, first_bucket_mb=0.0001)
+    ddp(torch.rand(2, 8)).sum().backward()
+    buckets = [bucket.buffer() for bucket in ddp.reducer.buckets]
+    assert sum(b.nbytes for b in buckets) == sum(p.nbytes for p in model.parameters())
+    return [(buffer.nbytes, ring.all_reduce(buffer)) for buffer in buckets]
+
+
+def test_buckets_send_what_the_whole_gradient_would() -> None:
+    buckets = run_ranks(buckets_of_a_model, 2)[0]
+    assert len(buckets) > 2
+    for num_bytes, sent in buckets:
+        assert sent == cost.ring_all_reduce_bytes(num_bytes, 2)
+
+
+def simulate_tree(size: int) -> tuple[list[int], int]:
+    """How often each rank sends in a reduce and a broadcast by recursive halving; the rounds."""
+    sent, rounds = [0] * size, 0
+    distance = 1
+    while distance < size:
+        for rank in range(distance, size, 2 * distance):
+            sent[rank] += 1  # up, to rank - distance
+            sent[rank - distance] += 1  # and later down again
+        rounds += 2
+        distance *= 2
+    return sent, rounds
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_tree_is_the_one_that_is_simulated(size: int) -> None:
+    sent, rounds = simulate_tree(size)
+    counted = [cost.tree_all_reduce_bytes(10, size, rank) for rank in range(size)]
+    assert counted == [10 * times for times in sent]
+    assert sum(counted) == 2 * (size - 1) * 10
+    link = Link(3.0, 0.5)
+    assert cost.tree_all_reduce_seconds(10, size, link) == rounds * link.seconds(10)
+
+
+def total_sent_by(formula: str, num_bytes: float, size: int) -> float:
+    count = getattr(cost, formula)
+    return sum(count(num_bytes, size, rank) for rank in range(size))
+
+
+@given(ANY_BYTES, st.integers(2, 64))
+def test_every_all_reduce_moves_the_same_number_of_bytes_in_total(size_s: float, n: int) -> None:
+    everything = 2 * (n - 1) * size_s
+    assert n * cost.ring_all_reduce_bytes(size_s, n) == pytest.approx(everything)
+    assert total_sent_by("root_all_reduce_bytes", size_s, n) == pytest.approx(everything)
+    assert total_sent_by("tree_all_reduce_bytes", size_s, n) == pytest.approx(everything)
+
+
+# Seconds
+
+
+@given(st.integers(1, 12), ANY_LINK)
+def test_ring_seconds_are_the_steps_of_the_ring(size: int, link: Link) -> None:
+    chunk = 100
+    steps = [*ring.reduce_scatter_steps(0, size), *ring.all_gather_steps(0, size)]
+    expected = sum(link.seconds(chunk) for _ in steps)
+    assert cost.ring_all_reduce_seconds(chunk * size, size, link) == pytest.approx(expected)
+
+
+@given(ANY_BYTES, ANY_SIZE, ANY_LINK)
+def test_the_phases_make_the_all_reduce(num_bytes: float, size: int, link: Link) -> None:
+    phases = cost.ring_reduce_scatter_seconds(num_bytes, size, link)
+    phases += cost.ring_all_gather_seconds(num_bytes, size, link)
+    assert cost.ring_all_reduce_seconds(num_bytes, size, link) == pytest.approx(phases)
+
+
+ALGORITHMS = [
+    cost.ring_all_reduce_seconds,
+    cost.root_all_reduce_seconds,
+    cost.tree_all_reduce_seconds,
+]
+
+
+@pytest.mark.parametrize("seconds", ALGORITHMS)
+@given(num_bytes=ANY_BYTES, size=ANY_SIZE, link=ANY_LINK)
+def test_more_bytes_ranks_and_latency_never_take_less(seconds, num_bytes, size, link) -> None:
+    now = seconds(num_bytes, size, link)
+    allowed = now * (1 - 1e-12)
+    assert seconds(num_bytes, 1, link) == 0
+    assert seconds(num_bytes + 1e6, size, link) >= allowed
+    assert seconds(num_bytes, size + 1, link) >= allowed
+    assert seconds(num_bytes, size, Link(link.alpha + 1, link.beta)) >= allowed
+
+
+@given(ANY_BYTES, ANY_SIZE, ANY_LINK)
+def test_ring_stays_below_two_tensors_and_root_does_not(
+    num_bytes: float, size: int, link: Link
+) -> None:
+    without_latency = Link(0, link.beta)
+    limit = 2 * num_bytes * link.beta
+    assert cost.ring_all_reduce_seconds(num_bytes, size, without_latency) <= limit
+    assert cost.ring_all_reduce_seconds(num_bytes, 10**9, without_latency) == pytest.approx(limit)
+    rooted = cost.root_all_reduce_seconds(num_bytes, size, without_latency)
+    assert rooted == pytest.approx((size - 1) * limit)
+
+
+def test_tree_wins_for_a_small_tensor_and_ring_for_a_large_one() -> None:
+    link = Link(1e-5, 1e-10)
+    for num_bytes, tree_wins in ((1e3, True), (1e9, False)):
+        tree = cost.tree_all_reduce_seconds(num_bytes, 64, link)
+        assert (tree < cost.ring_all_reduce_seconds(num_bytes, 64, link)) is tree_wins
+
+
+@given(ANY_BYTES, ANY_SIZE, ANY_LINK, ANY_LINK)
+def test_hierarchy_of_one_level_is_a_ring(
+    num_bytes: float, size: int, intra: Link, inter: Link
+) -> None:
+    one_node = cost.hierarchical_all_reduce_seconds(num_bytes, size, 1, intra, inter)
+    assert one_node == pytest.approx(cost.ring_all_reduce_seconds(num_bytes, size, intra))
+    one_rank_each = cost.hierarchical_all_reduce_seconds(num_bytes, 1, size, intra, inter)
+    assert one_rank_each == pytest.approx(cost.ring_all_reduce_seconds(num_bytes, size, inter))
+
+
+@given(ANY_BYTES, st.integers(1, 16), st.integers(1, 16), ANY_LINK)
+def test_hierarchy_moves_the_bytes_of_a_ring(s: float, ranks: int, nodes: int, link: Link) -> None:
+    """On equal links it sends as much as one ring over all ranks, in fewer messages."""
+    flat = cost.ring_all_reduce_seconds(s, ranks * nodes, Link(0, link.beta))
+    split = cost.hierarchical_all_reduce_seconds(s, ranks, nodes, *[Link(0, link.beta)] * 2)
+    assert split == pytest.approx(flat)
+    flat_messages = cost.ring_all_reduce_seconds(0, ranks * nodes, Link(1, 0))
+    assert cost.hierarchical_all_reduce_seconds(0, ranks, nodes, *[Link(1, 0)] * 2) <= flat_messages
+
+
+# Bandwidth and fit
+
+
+@given(st.floats(1, 1e12), st.integers(2, 64), st.floats(1e-12, 1e-6))
+def test_bus_bandwidth_of_a_ring_is_the_links(num_bytes: float, size: int, beta: float) -> None:
+    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        seconds = getattr(cost, f"ring_{collective}_seconds")(num_bytes, size, Link(0, beta))
+        bus = cost.bus_bandwidth(num_bytes, seconds, size, collective)
+        assert bus == pytest.approx(1 / beta)
+        assert cost.algorithm_bandwidth(num_bytes, seconds) == pytest.approx(num_bytes / seconds)
+
+
+def test_bus_bandwidth_factors_of_nccl_tests() -> None:
+    factors = {"all_reduce": 1.75, "reduce_scatter": 0.875, "all_gather": 0.875, "broadcast": 1}
+    for collective, factor in factors.items():
+        assert cost.bus_bandwidth(100, 2, 8, collective) == 50 * factor
+
+
+@given(ANY_LINK, st.integers(2, 16))
+def test_fit_finds_the_link_that_made_the_times(link: Link, size: int) -> None:
+    sizes = [1e3, 1e5, 1e7, 1e9]
+    times = [cost.ring_all_reduce_seconds(s, size, link) for s in sizes]
+    found = cost.fit_ring_all_reduce(sizes, times, size)
+    assert found.beta == pytest.approx(link.beta, rel=1e-6)
+    assert found.alpha == pytest.approx(link.alpha, rel=1e-6, abs=1e-8 * times[0])
+    timings = [
+        bench_ring.Timing("ring", "gloo", size, int(s), (t,))
+        for s, t in zip(sizes, times, strict=True)
+    ]
+    assert bench_ring.fit(timings) == pytest.approx(
+        (found.alpha, found.beta), rel=1e-5, abs=1e-8 * times[0]
+    )
+
+
+@given(st.lists(st.floats(0.8, 1.25), min_size=5, max_size=5))
+def test_fit_stays_near_under_noise(noise: list[float]) -> None:
+    link, sizes = Link(1e-4, 1e-9), [1e2, 1e3, 1e6, 1e8, 1e9]
+    times = [link.seconds(s) * factor for s, factor in zip(sizes, noise, strict=True)]
+    found = cost.fit(sizes, times)
+    assert 0.6 < found.alpha / link.alpha < 1.6
+    assert 0.6 < found.beta / link.beta < 1.6
+
+
+def test_fit_is_never_negative() -> None:
+    """Times that grow too fast ask for a negative alpha, times that fall for a negative beta."""
+    assert cost.fit([1, 2, 4], [1.0, 2.2, 4.8]).alpha == 0
+    assert cost.fit([1, 2, 4], [1.0, 2.2, 4.8]).beta == pytest.approx(1.1, rel=0.1)
+    assert cost.fit([1, 2, 4], [3.0, 2.0, 1.0]).beta == 0
+    assert 1 < cost.fit([1, 2, 4], [3.0, 2.0, 1.0]).alpha < 3
+
+
+# Overlap and scaling
+
+
+@given(MANY_SECONDS, st.data())
+def test_overlap_against_the_longest_chain(seconds: list[float], data) -> None:
+    """The last bucket ends with the longest chain: one bucket's moment, then all from it on."""
+    moments = st.lists(st.floats(0, 20), min_size=len(seconds), max_size=len(seconds))
+    ready = data.draw(moments)
+    backward = max(ready) + data.draw(st.floats(0, 5))
+    result = overlaps.overlap(ready, seconds, backward)
+    end = max(moment + sum(seconds[i:]) for i, moment in enumerate(ready))
+    assert result.ends[-1] == pytest.approx(end)
+    assert result.exposed == pytest.approx(max(0, end - backward), abs=1e-9)
+    assert result.exposed <= sum(seconds) + 1e-9
+    for start, moment in zip(result.starts, ready, strict=True):
+        assert start >= moment
+    for earlier, later in pairwise(range(len(ready))):
+        assert result.starts[later] >= result.ends[earlier]
+
+
+def test_overlap_by_hand() -> None:
+    result = overlaps.overlap([1, 2, 9], [3, 3, 3], backward_seconds=10)
+    assert result.starts == (1, 4, 9)
+    assert result.ends == (4, 7, 12)
+    assert result.exposed == 2
+    assert overlaps.overlap([], [], 10).exposed == 0
+
+
+def exposed(bucket_bytes: list[int], backward: float, link: Link, size: int = 8) -> float:
+    seconds = [cost.ring_all_reduce_seconds(s, size, link) for s in bucket_bytes]
+    return overlaps.overlap(overlaps.ready_times(bucket_bytes, backward), seconds, backward).exposed
+
+
+def test_buckets_hide_what_one_bucket_cannot_until_latency_eats_it() -> None:
+    million, latency = 10**6, Link(1e-3, 1e-9)
+    whole = cost.ring_all_reduce_seconds(100 * million, 8, latency)
+    one = exposed([100 * million], 0.5, latency)
+    ten = exposed([10 * million] * 10, 0.5, latency)
+    ten_thousand = exposed([10**4] * 10**4, 0.5, latency)
+    assert one == pytest.approx(whole)
+    assert ten < one / 4
+    assert ten_thousand > one
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=9), st.floats(0, 100))
+def test_ready_times_end_with_backward(bucket_bytes: list[int], backward: float) -> None:
+    times = overlaps.ready_times(bucket_bytes, backward)
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(backward if sum(bucket_bytes) else 0)
+    assert overlaps.overlap(times, [0] * len(times), backward).exposed == 0
+
+
+def test_scaling_efficiency() -> None:
+    assert overlaps.scaling_efficiency(1.0, 1.25) == 0.8
+
+
+def test_smallest_batch_of_the_scaling_book() -> None:
+    """TPU v5p, one axis: 2,550 tokens, as published."""
+    assert overlaps.smallest_batch_per_rank(4.6e14, 2 * 9e10) == pytest.approx(2550, rel=0.01)
+
+
+@given(st.floats(1, 1e6), st.floats(1e9, 1e15), st.floats(1e6, 1e12), st.sampled_from([2, 4]))
+def test_compute_bound_means_that_backward_hides_the_ring(
+    batch: float, flops: float, bandwidth: float, gradient_bytes: int
+) -> None:
+    parameters = 10**9
+    backward = 4 * batch * parameters / flops
+    ring_seconds = cost.ring_all_reduce_seconds(
+        gradient_bytes * parameters, 10**9, Link(0, 1 / bandwidth)
+    )
+    if backward == pytest.approx(ring_seconds):
+        return
+    bound = overlaps.is_compute_bound(batch, flops, bandwidth, gradient_bytes)
+    assert bound is (backward > ring_seconds)
+
+
+# Memory
+
+
+def nbytes(tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of state that grow with the parameters; not the step counters."""
+    return nbytes(
+        value
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and name != "step"
+    )
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "mixed_fp32_gradients"])
+def test_memory_is_that_of_real_tensors(name: str, precision: str) -> None:
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 7))
+    count = sum(p.numel() for p in model.parameters())
+    masters: list[torch.Tensor] = []
+    if precision != "fp32":
+        masters = [p.detach().clone() for p in model.parameters()]
+        model.bfloat16()
+    parameters = list(model.parameters())
+    model(torch.rand(4, 20, dtype=parameters[0].dtype)).sum().backward()
+    for master, parameter in zip(masters, parameters, strict=False):
+        master.grad = parameter.grad.float()
+    optimizer = OPTIMIZERS[name](masters or parameters)
+    optimizer.step()
+    gradients = nbytes(p.grad for p in parameters)
+    if precision == "mixed_fp32_gradients":
+        gradients += nbytes(master.grad for master in masters)
+    measured = memory.Memory(
+        nbytes(parameters), gradients, nbytes(masters) + state_bytes(optimizer)
+    )
+    each = memory.bytes_per_parameter(name, precision)
+    assert memory.memory_per_rank(count, 1, 0, each) == measured
+
+
+def test_published_bytes_per_parameter() -> None:
+    totals = {"fp32": 16, "mixed": 16, "mixed_fp32_gradients": 20}
+    for precision, total in totals.items():
+        assert memory.bytes_per_parameter("adam", precision).total == total
+    assert memory.bytes_per_parameter("adam", "mixed") == memory.Memory(2, 2, 12)
+
+
+def test_figure_1_of_the_zero_paper() -> None:
+    """7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB."""
+    each = memory.bytes_per_parameter("adam", "mixed")
+    totals = [memory.memory_per_rank(7_500_000_000, 64, stage, each).total for stage in range(4)]
+    assert [round(total / 1e9, 1) for total in totals] == [120.0, 31.4, 16.6, 1.9]
+
+
+@given(st.integers(0, 10**11), st.integers(1, 4096), st.sampled_from(["sgd", "momentum", "adam"]))
+def test_sharding_more_never_takes_more(count: int, size: int, optimizer: str) -> None:
+    each = memory.bytes_per_parameter(optimizer, "mixed")
+    totals = [memory.memory_per_rank(count, size, stage, each).total for stage in range(4)]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] == each.total * count
+    assert size * totals[3] >= totals[0]
+    assert totals[3] - totals[0] / size < each.total
+    assert memory.memory_per_rank(count, 1, 3, each).total == totals[0]
+
+
+@pytest.mark.parametrize(("stage", "transfers"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_communication_elements(stage: int, transfers: int) -> None:
+    assert memory.communication_elements(1000, 1, stage) == 0
+    assert memory.communication_elements(1000, 4, stage) == transfers * 750
+    assert memory.communication_elements(1000, 10**9, stage) == pytest.approx(transfers * 1000)
+
+
+# Learning rate
+
+
+def test_the_numbers_of_imagenet_in_one_hour() -> None:
+    """0.1 for 256 images, 256 workers of 32: 3.2 for 8192, after a warm-up from 0.1."""
+    batch_size = learning_rate.effective_batch_size(32, 256)
+    assert batch_size == 8192
+    target = learning_rate.linear_scaling(0.1, 256, batch_size)
+    assert target == pytest.approx(3.2)
+    rates = [learning_rate.warmup(step, 10, 0.1, target) for step in range(13)]
+    assert rates[0] == 0.1
+    assert rates[10:] == [target] * 3
+    steps = [later - earlier for earlier, later in pairwise(rates[:11])]
+    assert steps == pytest.approx([0.31] * 10)
+    assert learning_rate.warmup(0, 0, 0.1, target) == target
+
+
+@given(st.floats(0, 10, allow_subnormal=False), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_scaling_rules(rate: float, base: int, batch_size: int) -> None:
+    linear = learning_rate.linear_scaling(rate, base, batch_size)
+    root = learning_rate.square_root_scaling(rate, base, batch_size)
+    assert learning_rate.linear_scaling(linear, batch_size, base) == pytest.approx(rate)
+    assert root**2 == pytest.approx(rate * linear)
+
+
+def test_effective_batch_size_counts_accumulation() -> None:
+    assert learning_rate.effective_batch_size(3, 4, 5) == 60
+
+
+# Bad input
+
+BAD = {
+    "alpha must be a finite number of at least 0, not -1": lambda: Link(-1, 0),
+    "beta must be": lambda: Link(0, float("nan")),
+    "num_bytes must be a finite number of at least 0, not -4": lambda: NOTHING.seconds(-4),
+    "num_bytes must be": lambda: cost.ring_all_reduce_seconds(-1, 2, NOTHING),
+    "world_size must be an integer of at least 1, not 0": lambda: cost.ring_all_reduce_bytes(1, 0),
+    "world_size must be an integer of at least 1, not 2.0": (
+        lambda: cost.root_all_reduce_seconds(1, 2.0, NOTHING)
+    ),
+    "world_size must be an integer of at least 1, not -1": (
+        lambda: cost.tree_all_reduce_seconds(1, -1, NOTHING)
+    ),
+    "rank must be from 0 to 2, not 3": lambda: cost.tree_all_reduce_bytes(1, 3, 3),
+    "nodes must be": lambda: cost.hierarchical_all_reduce_seconds(1, 2, 0, NOTHING, NOTHING),
+    "ranks_per_node must be": lambda: cost.hierarchical_all_reduce_seconds(
+        1, 0, 2, NOTHING, NOTHING
+    ),
+    "seconds must be more than 0": lambda: cost.algorithm_bandwidth(1, 0),
+    "collective must be one of all_reduce, reduce_scatter": (
+        lambda: cost.bus_bandwidth(1, 1, 2, "gossip")
+    ),
+    "fit needs one time per size": lambda: cost.fit([1, 2], [1.0]),
+    "two different sizes at least, not 2 sizes \\(1 different\\)": (
+        lambda: cost.fit([1, 1], [1.0, 2.0])
+    ),
+    "smallest_size must be": lambda: cost.fit([-1, 1], [1.0, 2.0]),
+    "every time must be more than 0 seconds, not 0.0": lambda: cost.fit([1, 2], [0.0, 2.0]),
+    "an all-reduce of one rank uses no link": (
+        lambda: cost.fit_ring_all_reduce([1, 2], [1.0, 2.0], 1)
+    ),
+    "2 buckets become ready, but 1 are reduced": lambda: overlaps.overlap([1, 2], [1], 3),
+    "bucket 1 is ready at 4 s, after the end of backward at 3 s": (
+        lambda: overlaps.overlap([1, 4], [1, 1], 3)
+    ),
+    "seconds\\[1\\] must be": lambda: overlaps.overlap([1, 2], [1, -1], 3),
+    "bucket_bytes\\[0\\] must be": lambda: overlaps.ready_times([-1], 3),
+    "seconds_on_all must be more than 0": lambda: overlaps.scaling_efficiency(1, 0),
+    "bytes_per_second must be more than 0": lambda: overlaps.smallest_batch_per_rank(1, 0),
+    "batch_per_rank must be": lambda: overlaps.is_compute_bound(-1, 1, 1),
+    "optimizer must be one of sgd, momentum, adam, not 'lion'": (
+        lambda: memory.bytes_per_parameter("lion")
+    ),
+    "precision must be one of fp32, mixed": lambda: memory.bytes_per_parameter("adam", "fp8"),
+    "stage must be 0 \\(DDP\\), 1, 2 or 3, not 4": (
+        lambda: memory.memory_per_rank(1, 1, 4, memory.Memory(4, 4, 8))
+    ),
+    "parameter_count must be": lambda: memory.communication_elements(-1, 2, 0),
+    "batch_size must be an integer of at least 1, not 0": (
+        lambda: learning_rate.effective_batch_size(0, 2)
+    ),
+    "base_batch_size must be": lambda: learning_rate.linear_scaling(0.1, 0, 2),
+    "learning_rate must be": lambda: learning_rate.square_root_scaling(-0.1, 1, 2),
+    "step must be": lambda: learning_rate.warmup(-1, 10, 0, 1),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_gets_one_clear_line(message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        BAD[message]()
+    assert "\n" not in str(error.value)
