@@ -43,7 +43,11 @@ def write_pairs(folder: Path, count: int) -> Path:
 
 def command(*arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
     """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks)] if ranks else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        if ranks
+        else []
+    )
     process = subprocess.Popen(
         [sys.executable, *launcher, "-m", "miniddp.train", *arguments],
         env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"},
@@ -120,7 +124,7 @@ def batch_of(batch):
     return batch["input_ids"], batch["attention_mask"]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_joined_batches_are_the_same_for_any_number_of_ranks(world_size):
     alone = run_ranks(token_batches, 1, 12, timeout=120, env=OFFLINE)[0]
     ranks = run_ranks(token_batches, world_size, 12 // world_size, timeout=120, env=OFFLINE)
