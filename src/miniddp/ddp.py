@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from miniddp.bucket import MIB
+from miniddp.gradient_hooks import check_not_watched
 from miniddp.process import check_group
-from miniddp.reducer import CommHook, Forward, Reducer, check_not_owned
+from miniddp.reducer import CommHook, Forward, Reducer
 from miniddp.replicate import broadcast_module, verify_replicas
 
 
@@ -59,7 +60,7 @@ class DistributedDataParallel(nn.Module):
         group = _group(process_group)
         names, parameters = _trainable(module)
         _check_devices(module, group, device_ids)
-        check_not_owned(names, parameters)
+        check_not_watched(names, parameters)
         if init_sync:
             verify_replicas(module, group, values=False)
             broadcast_module(module, group)
@@ -128,7 +129,9 @@ class DistributedDataParallel(nn.Module):
         reducer = self.reducer
         for tensor in _tensors(output):
             if tensor.grad_fn is not None:
-                tensor.register_hook(lambda _: reducer.begin_backward(forward))
+                tensor.register_hook(  # type: ignore[no-untyped-call]
+                    lambda _: reducer.begin_backward(forward)
+                )
 
 
 def _group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -167,6 +167,6 @@ def _average_together(tensors: Sequence[Tensor], process_group: dist.ProcessGrou
     if not tensors:
         return
     averaged = _average(torch.cat([t.reshape(-1) for t in tensors]), process_group).wait()
-    parts = averaged.split([t.numel() for t in tensors])
+    parts = torch.split(averaged, [t.numel() for t in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))

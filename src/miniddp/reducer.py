@@ -1,40 +1,26 @@
 """The engine of DDP: watches gradients become ready and averages them, bucket by bucket."""
 
-import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from miniddp.bucket import Bucket, build_buckets, plan_buckets
+from miniddp.gradient_hooks import watch
 from miniddp.timeline import Timeline
 
 CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
 """`hook(state, bucket)` returns a future of the averaged buffer."""
 
 
-_OWNERS: "weakref.WeakValueDictionary[int, Reducer]" = weakref.WeakValueDictionary()
-"""The reducer of each parameter, by id: a reducer keeps its parameters, so an id stays theirs."""
-
-
-def check_not_owned(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
-    """Raise ValueError if a parameter is watched by a reducer already."""
-    for name, parameter in zip(names, parameters, strict=True):
-        if id(parameter) in _OWNERS:
-            raise ValueError(
-                f"parameter {name!r} belongs to another DistributedDataParallel: "
-                "wrap a module once, and wrap it whole"
-            )
-
-
+@dataclass
 class Forward:
     """One forward pass, and whether its gradients have been synchronised."""
 
-    synchronised = False
+    synchronised: bool = False
 
 
 class Reducer:
@@ -70,10 +56,10 @@ class Reducer:
         self._first_order: list[int] = []
         self._rebuilt = False
         self._armed = False
-        self._touched = torch.zeros(len(self.parameters), dtype=torch.int32)
+        self._touched = [0] * len(self.parameters)
         self._build(list(reversed(range(len(self.parameters)))))
         self._start_over()
-        _add_hooks(self)
+        watch(self, self.parameters)
 
     def _build(self, order: Sequence[int]) -> None:
         plan = plan_buckets(
@@ -115,7 +101,7 @@ class Reducer:
         self._backwards: list[Forward] = []
         self._callback_queued = False
 
-    def begin_backward(self, forward: "Forward") -> None:
+    def begin_backward(self, forward: Forward) -> None:
         """Backward has reached the output of a forward pass."""
         if forward.synchronised:
             raise RuntimeError(
@@ -209,19 +195,19 @@ class Reducer:
             if not self._ready[i]:
                 self._put_into_bucket(i, parameter)
         self._launch_full_buckets()
-        used = self._touched.clone()
+        used = torch.tensor(self._touched)
         agreed = dist.all_reduce(used, group=self.control_group, async_op=True)
         for bucket, work in self._underway:
             _wait(bucket, work)
         agreed.wait()
         for forward in self._backwards:
             forward.synchronised = True
-        self._touched.zero_()
+        self._touched = [0] * len(self.parameters)
         self._armed = False
         self._first_order = self._first_order or list(self._ready_order)
         counts = used.tolist()
         if not self.find_unused_parameters and min(counts) < self._world_size:
-            raise RuntimeError(self._unused_message(counts))
+            raise RuntimeError(unused_message(self.names, counts, self._world_size))
         for i, parameter in enumerate(self.parameters):
             if counts[i] > 0 and parameter.grad is not self._view_of[i]:
                 self._give_gradient(i, parameter)
@@ -234,19 +220,6 @@ class Reducer:
             parameter.grad = view.clone()
         else:
             parameter.grad.copy_(view)
-
-    def _unused_message(self, counts: Sequence[int]) -> str:
-        missing = [
-            f"{name!r} (on {self._world_size - count} of {self._world_size} ranks)"
-            for name, count in zip(self.names, counts, strict=True)
-            if count < self._world_size
-        ]
-        return (
-            f"{len(missing)} parameter(s) got no gradient in this backward pass: "
-            f"{', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}. "
-            "Use every parameter in the loss, freeze it before wrapping, "
-            "or pass find_unused_parameters=True"
-        )
 
     # After the first backward
 
@@ -272,23 +245,16 @@ def _wait(bucket: Bucket, work: Any) -> None:
         bucket.set_buffer(averaged)
 
 
-def _add_hooks(reducer: Reducer) -> None:
-    """Hooks that know the reducer weakly: they never keep it alive, and go when it goes."""
-    reference = weakref.ref(reducer)
-    handles = [
-        parameter.register_post_accumulate_grad_hook(partial(_call, reference, i))
-        for i, parameter in enumerate(reducer.parameters)
+def unused_message(names: Sequence[str], counts: Sequence[int], world_size: int) -> str:
+    """Which parameters got a gradient on fewer than all ranks."""
+    missing = [
+        f"{name!r} (on {world_size - count} of {world_size} ranks)"
+        for name, count in zip(names, counts, strict=True)
+        if count < world_size
     ]
-    weakref.finalize(reducer, _remove, handles)
-    _OWNERS.update({id(parameter): reducer for parameter in reducer.parameters})
-
-
-def _call(reference: "weakref.ref[Reducer]", i: int, parameter: Tensor) -> None:
-    reducer = reference()
-    if reducer is not None:
-        reducer.on_gradient(i, parameter)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+    return (
+        f"{len(missing)} parameter(s) got no gradient in this backward pass: "
+        f"{', '.join(missing[:10])}{', …' if len(missing) > 10 else ''}. "
+        "Use every parameter in the loss, freeze it before wrapping, "
+        "or pass find_unused_parameters=True"
+    )
