@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+_EMPTIED: "WeakSet[nn.Module]" = WeakSet()
+"""Modules whose parameters were taken."""
+
 _TAKEN: "WeakValueDictionary[int, nn.Parameter]" = WeakValueDictionary()
-"""Parameters that were taken out of one module and live on, so that another one has them too."""
+"""Parameters that were taken out of one module and live on, because another one has them too."""
 
 
 class Slot(NamedTuple):
@@ -24,8 +27,8 @@ class FlatParameters:
 
     Modules of type `skip` inside it keep theirs. A tied parameter lies there once.
 
-    Raises `ValueError` if a parameter was taken from another module before, or if they differ in
-    dtype, device or `requires_grad`.
+    Raises `ValueError` if a parameter was taken before, from this module or from another one, or if
+    the parameters differ in dtype, device or `requires_grad`.
     """
 
     def __init__(self, module: nn.Module, world_size: int, skip: type[nn.Module]) -> None:
@@ -48,6 +51,7 @@ class FlatParameters:
             _TAKEN[id(parameter)] = parameter
             for name, owner in slot.places.items():
                 owner._parameters.pop(_last(name), None)
+                _EMPTIED.add(owner)
         self._parameters = []
         self.place(None)
         return whole
@@ -75,6 +79,11 @@ def _own_parameters(
     module: nn.Module, skip: type[nn.Module], prefix: str = ""
 ) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
     """Name, owner and parameter, once for every place that a parameter has."""
+    if module in _EMPTIED:
+        raise ValueError(
+            f"{type(module).__name__} {prefix.rstrip('.')!r} is in another unit already: "
+            "use that unit in every place of the module"
+        )
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield f"{prefix}{name}", module, parameter

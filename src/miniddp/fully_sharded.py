@@ -72,8 +72,6 @@ class FullyShardedModule(nn.Module):
         check_group(process_group)
         if isinstance(module, FullyShardedModule):
             raise ValueError("the module is wrapped in FullyShardedModule already: wrap it once")
-        if next(module.parameters(), None) is None:
-            raise ValueError(f"{type(module).__name__} has no parameter: there is nothing to shard")
         verify_replicas(module, process_group, values=False)
         self.module = module
         self.process_group = process_group
@@ -83,6 +81,8 @@ class FullyShardedModule(nn.Module):
         self._bytes_sent = 0
         self._whole: Tensor | None = None
         self._flat = FlatParameters(module, self._world_size, skip=FullyShardedModule)
+        if next(module.parameters(), None) is None:
+            raise ValueError(f"{type(module).__name__} has no parameter: there is nothing to shard")
         self.shard = self._take_shard()
         for buffer in module.buffers():
             dist.broadcast(buffer, group=process_group, group_src=0)

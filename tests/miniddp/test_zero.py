@@ -1,0 +1,733 @@
+"""Sharded optimizer and sharded module, step by step against one process on the joined batch.
+
+Starting ranks takes longer than what they do, so one launch runs many cases.
+"""
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+import miniddp
+from miniddp import memory
+from miniddp.launch import run_ranks
+from miniddp.zero import FullyShardedModule, ShardedOptimizer
+
+from .ddp_cases import Mlp, Tied, joined, part, reference, seeded
+
+STEPS = 4
+
+
+def close(actual: Any, expected: Any, what: str) -> None:
+    torch.testing.assert_close(
+        actual, expected, rtol=1e-4, atol=1e-6, msg=lambda message: f"{what}: {message}"
+    )
+
+
+def run_cases(rank: int, cases: list[Callable[..., None]], *args: Any) -> None:
+    warnings.simplefilter("ignore")
+    for case in cases:
+        torch.manual_seed(rank)
+        try:
+            case(*args, rank, dist.get_world_size())
+        except BaseException as error:
+            error.args = (f"{case.__name__}: {error}", *error.args[1:])
+            raise
+
+
+def fails_on_every_rank(world_size: int, fn: Callable[[int], Any]) -> list[str]:
+    messages = run_ranks(message_of, world_size, fn)
+    assert all(messages), messages
+    return list(messages)
+
+
+def message_of(rank: int, fn: Callable[[int], Any]) -> str:
+    try:
+        fn(rank)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def nbytes(tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of state that grow with the parameters; not the step counters."""
+    return nbytes(
+        value
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and name != "step"
+    )
+
+
+# The sharded optimizer
+
+SHARDED = {"miniddp": ShardedOptimizer, "torch": ZeroRedundancyOptimizer}
+RECIPES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "SGD with momentum": (torch.optim.SGD, {"lr": 0.3, "momentum": 0.9}),
+    "Adam": (torch.optim.Adam, {"lr": 0.02}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+}
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """As in practice: no weight decay for biases, and a learning rate of their own."""
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for name, p in named if "bias" not in name]},
+        {"params": [p for name, p in named if "bias" in name], "weight_decay": 0.0, "lr": 0.01},
+    ]
+
+
+def backward(ddp: nn.Module, x: Tensor, y: Tensor) -> None:
+    nn.functional.cross_entropy(ddp(x), y).backward()
+    if isinstance(ddp, miniddp.SimpleDDP):
+        ddp.sync_gradients()
+
+
+def train_pair(
+    ddp: nn.Module, ours: Any, single: nn.Module, theirs: Any, rank: int, size: int, *schedules: Any
+) -> None:
+    """The same steps for the replicas and for one process; both must be the same after each."""
+    for step in range(STEPS):
+        batch = joined(step, size)
+        backward(ddp, *part(rank, size, *batch))
+        backward(single, *batch)
+        before = [p.detach().clone() for p in single.parameters()]
+        ours.step()
+        theirs.step()
+        for schedule in schedules:
+            schedule.step()
+        for (name, p), q, old in zip(
+            ddp.named_parameters(), single.parameters(), before, strict=True
+        ):
+            assert not torch.equal(q, old), f"step {step} did not move {name}"
+            close(p.grad, q.grad, f"step {step}, gradient of {name}")
+            close(p, q, f"step {step}, {name}")
+        ours.zero_grad()
+        theirs.zero_grad()
+
+
+def follows_unsharded(sharded: Any, rank: int, size: int) -> None:
+    for name, (optimizer_class, options) in RECIPES.items():
+        for wrap in (miniddp.SimpleDDP, miniddp.DistributedDataParallel):
+            ddp, single = wrap(reference(Mlp)), reference(Mlp)
+            ours = sharded(ddp.parameters(), optimizer_class, **options)
+            theirs = optimizer_class(single.parameters(), **options)
+            try:
+                train_pair(ddp, ours, single, theirs, rank, size)
+            except AssertionError as error:
+                raise AssertionError(f"{name} on {wrap.__name__}: {error}") from error
+
+
+def with_groups(sharded: Any, rank: int, size: int, schedule: Callable[[Any], Any]) -> Any:
+    ddp, single = miniddp.SimpleDDP(reference(Mlp)), reference(Mlp)
+    ours = sharded(groups(ddp), torch.optim.AdamW, lr=0.02)
+    theirs = torch.optim.AdamW(groups(single), lr=0.02)
+    assert [len(group["params"]) for group in ours.param_groups] == [3, 3]
+    assert ours.param_groups[1]["lr"] == 0.01
+    before = copy.deepcopy([{**group, "params": None} for group in ours.param_groups])
+    train_pair(ddp, ours, single, theirs, rank, size, schedule(ours), schedule(theirs))
+    for group, other, old in zip(ours.param_groups, theirs.param_groups, before, strict=True):
+        assert group["lr"] == other["lr"] != old["lr"]
+    return before, ours.param_groups
+
+
+def follows_with_groups_and_scheduler(sharded: Any, rank: int, size: int) -> None:
+    with_groups(sharded, rank, size, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.7))
+
+
+def follows_a_scheduler_of_betas(rank: int, size: int) -> None:
+    """torch's ZeroRedundancyOptimizer cannot: its `defaults` lack what the caller left out."""
+    before, after = with_groups(
+        ShardedOptimizer,
+        rank,
+        size,
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=[0.1, 0.05], total_steps=9),
+    )
+    for group, old in zip(after, before, strict=True):
+        assert group["betas"] != old["betas"]
+
+
+def state_of_the_unsharded(sharded: Any, rank: int, size: int) -> None:
+    """What `to` collects is the unsharded state, which loads everywhere and trains on."""
+    ddp, single = miniddp.SimpleDDP(reference(Mlp)), reference(Mlp)
+    ours = sharded(groups(ddp), torch.optim.Adam, lr=0.02)
+    theirs = torch.optim.Adam(groups(single), lr=0.02)
+    train_pair(ddp, ours, single, theirs, rank, size)
+    to = size - 1
+    ours.consolidate_state_dict(to=to)
+    boxes = [None]
+    if rank == to:
+        state = ours.state_dict()
+        expected = theirs.state_dict()
+        assert list(state["state"]) == list(expected["state"]) == list(range(6))
+        close(state["state"], expected["state"], "state")
+        assert [g["params"] for g in state["param_groups"]] == [[0, 1, 2], [3, 4, 5]]
+        boxes = [copy.deepcopy(state)]
+    elif size > 1:
+        with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+            ours.state_dict()
+    dist.broadcast_object_list(boxes, src=to)
+    fresh = sharded(groups(ddp), torch.optim.Adam, lr=7.0)
+    fresh.load_state_dict(copy.deepcopy(boxes[0]))
+    unsharded = torch.optim.Adam(groups(single), lr=7.0)
+    unsharded.load_state_dict(boxes[0])
+    assert fresh.param_groups[0]["lr"] == 0.02
+    train_pair(ddp, fresh, single, unsharded, rank, size)
+
+
+def adds_a_group(sharded: Any, rank: int, size: int) -> None:
+    ddp, single = miniddp.SimpleDDP(reference(Mlp)), reference(Mlp)
+    optimizers = []
+    for model, make in ((ddp.module, sharded), (single, None)):
+        body = [*model.first.parameters(), *model.second.parameters()]
+        optimizer = (
+            make(body, torch.optim.Adam, lr=0.02) if make else torch.optim.Adam(body, lr=0.02)
+        )
+        optimizer.add_param_group({"params": list(model.last.parameters()), "lr": 0.1})
+        optimizers.append(optimizer)
+    train_pair(ddp, optimizers[0], single, optimizers[1], rank, size)
+
+
+BOTH = [
+    follows_unsharded,
+    follows_with_groups_and_scheduler,
+    state_of_the_unsharded,
+    adds_a_group,
+]
+
+
+@pytest.mark.parametrize("implementation", SHARDED)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_sharded_optimizer(size: int, implementation: str) -> None:
+    run_ranks(run_cases, size, BOTH, SHARDED[implementation], timeout=120)
+
+
+def holds_its_part_of_the_state(rank: int, size: int) -> None:
+    width, layers = 32, 8
+    model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+    count = layers * width * width
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    assert state_bytes(optimizer) == 0
+    model(torch.rand(2, width)).sum().backward()
+    optimizer.step()
+    each = memory.bytes_per_parameter("adam")
+    held = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(held, torch.tensor([float(state_bytes(optimizer))]))
+    assert sum(held).item() == each.optimizer * count
+    if layers % size == 0:
+        predicted = memory.memory_per_rank(count, size, 1, each)
+        assert state_bytes(optimizer) == predicted.optimizer
+    assert state_bytes(optimizer) <= each.optimizer * (count / size + width * width)
+
+
+def without_sending_the_replicas_differ(rank: int, size: int) -> None:
+    model = reference(Mlp)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    optimizer._broadcast_parameters = lambda: None
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    if size > 1:
+        with pytest.raises(ValueError, match="replicas differ"):
+            miniddp.SimpleDDP(model)
+
+
+def uses_a_closure(rank: int, size: int) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+
+    def closure() -> Tensor:
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).requires_grad
+
+
+def moves_any_layout_and_dtype(rank: int, size: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1).bfloat16())
+    miniddp.replicate.broadcast_module(model)
+    model[0].to(memory_format=torch.channels_last)
+    assert not model[0].weight.is_contiguous()
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
+    before = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before.parameters(), strict=True):
+        close(parameter, old - 0.5, "one step")
+    assert not model[0].weight.is_contiguous()
+
+
+def forgets_a_collected_state(rank: int, size: int) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    optimizer.consolidate_state_dict()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=f"rank {rank} has only its own part"):
+        optimizer.state_dict()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sharded_optimizer_alone(size: int) -> None:
+    cases = [
+        follows_a_scheduler_of_betas,
+        holds_its_part_of_the_state,
+        without_sending_the_replicas_differ,
+        uses_a_closure,
+        moves_any_layout_and_dtype,
+        forgets_a_collected_state,
+    ]
+    run_ranks(run_cases, size, cases)
+
+
+def different_parameters(rank: int) -> None:
+    ShardedOptimizer(nn.Linear(2, 2 + rank // 2).parameters(), torch.optim.SGD, lr=0.1)
+
+
+def test_different_parameters_are_refused_on_every_rank() -> None:
+    for message in fails_on_every_rank(3, different_parameters):
+        assert message.startswith("ValueError: the optimizer of rank 2 got other parameters")
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(RuntimeError, match="there is no process group"):
+        ShardedOptimizer(nn.Linear(1, 1).parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(RuntimeError, match="there is no process group"):
+        FullyShardedModule(nn.Linear(1, 1))
+
+
+# The sharded module
+
+
+def per_layer(model: nn.Module, **options: Any) -> FullyShardedModule:
+    """Each direct child a unit, then the whole."""
+    units = {child: FullyShardedModule(child, **options) for child in model.children()}
+    for name, child in list(model._modules.items()):
+        setattr(model, name, units[child])
+    return FullyShardedModule(model, **options)
+
+
+def whole(model: nn.Module, **options: Any) -> FullyShardedModule:
+    return FullyShardedModule(model, **options)
+
+
+def full_gradients(model: FullyShardedModule) -> dict[str, Tensor]:
+    """Gradients by their names before the wrapping: load them as if they were parameters."""
+    with torch.no_grad():
+        shards = [p for p in model.parameters() if p.grad is not None]
+        values = [p.detach().clone() for p in shards]
+        for shard in shards:
+            shard.copy_(shard.grad)
+        gathered = model.full_state_dict()
+        for shard, value in zip(shards, values, strict=True):
+            shard.copy_(value)
+    return gathered
+
+
+class Recurrent(nn.Module):
+    """A layer that keeps a list of its weights besides its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 6, num_layers=2, batch_first=True)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x[:, None])[0][:, 0])
+
+
+class Buffered(nn.Module):
+    """Buffers, one of them not saved, a scalar parameter, and one module in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(()))
+        self.first = nn.Linear(5, 8)
+        self.twice = nn.Linear(8, 8)
+        self.again = self.twice
+        self.last = nn.Linear(8, 3)
+        self.register_buffer("shift", torch.rand(5))
+        self.register_buffer("factor", torch.rand(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first((x + self.shift) * self.factor * self.scale))
+        return self.last(self.again(torch.tanh(self.twice(hidden))))
+
+
+def compare(
+    model: FullyShardedModule, single: nn.Module, rank: int, size: int, steps: int = STEPS
+) -> None:
+    ours = torch.optim.AdamW(model.parameters(), lr=0.05)
+    theirs = torch.optim.AdamW(single.parameters(), lr=0.05)
+    for step in range(steps):
+        batch = joined(step, size)
+        own = part(rank, size, *batch)
+        if size > 1:
+            assert not torch.equal(own[0], batch[0].chunk(size)[rank - 1])
+        backward(model, *own)
+        backward(single, *batch)
+        expected = dict(single.named_parameters(remove_duplicate=False))
+        gradients = full_gradients(model)
+        for name, parameter in expected.items():
+            close(gradients[name], parameter.grad, f"step {step}, gradient of {name}")
+        before = {name: parameter.detach().clone() for name, parameter in expected.items()}
+        ours.step()
+        theirs.step()
+        state = model.full_state_dict()
+        assert state.keys() == single.state_dict().keys()
+        for name, value in single.state_dict().items():
+            close(state[name], value, f"step {step}, {name}")
+            if name in before:
+                assert not torch.equal(state[name], before[name]), f"step {step}: {name} still"
+        with torch.no_grad():
+            close(model(batch[0]), single(batch[0]), f"step {step}, output")
+        ours.zero_grad()
+        theirs.zero_grad()
+
+
+def follows_one_process(rank: int, size: int) -> None:
+    for build in (Mlp, Buffered, Recurrent):
+        for wrap in (whole, per_layer):
+            for reshard in (True, False):
+                model = wrap(seeded(build, rank), reshard_after_forward=reshard)
+                try:
+                    compare(model, reference(build), rank, size, steps=3)
+                except AssertionError as error:
+                    where = f"{build.__name__}, {wrap.__name__}, {reshard}"
+                    raise AssertionError(f"{where}: {error}") from error
+
+
+def tied_within_a_unit(rank: int, size: int) -> None:
+    torch.manual_seed(rank)
+    model, single = FullyShardedModule(seeded(Tied, rank)), reference(Tied)
+    assert sum(p.numel() for p in model.parameters()) * size < 11 * 8 + 8 * 8 + 8 + size
+    ours = torch.optim.SGD(model.parameters(), lr=0.5)
+    theirs = torch.optim.SGD(single.parameters(), lr=0.5)
+    for step in range(3):
+        tokens = torch.randint(11, (4 * size, 3), generator=torch.Generator().manual_seed(step))
+        for network, batch in ((model, tokens.chunk(size)[rank]), (single, tokens)):
+            nn.functional.cross_entropy(network(batch).flatten(0, 1), batch.flatten()).backward()
+        ours.step()
+        theirs.step()
+        close(model.full_state_dict(), dict(single.state_dict()), f"step {step}")
+        ours.zero_grad()
+        theirs.zero_grad()
+
+
+def accumulates(rank: int, size: int) -> None:
+    """Two forwards, then their backwards in the other order; gradients add up."""
+    model, single = per_layer(seeded(Mlp, rank)), reference(Mlp)
+    batches = [joined(step, size)[0] for step in range(2)]
+    losses = [model(x.chunk(size)[rank]).square().mean() for x in batches]
+    for loss in reversed(losses):
+        loss.backward()
+    sum(single(x).square().mean() for x in batches).backward()
+    gradients = full_gradients(model)
+    for name, parameter in single.named_parameters():
+        close(gradients[name], parameter.grad, name)
+
+
+def frozen_unit(rank: int, size: int) -> None:
+    model, single = seeded(Mlp, rank), reference(Mlp)
+    for network in (model, single):
+        network.second.requires_grad_(False)
+    sharded = per_layer(model)
+    x = joined(0, size)[0]
+    sharded(x.chunk(size)[rank]).square().mean().backward()
+    single(x).square().mean().backward()
+    assert sharded.module.second.shard.grad is None
+    gradients = full_gradients(sharded)
+    for name, parameter in single.named_parameters():
+        if parameter.requires_grad:
+            close(gradients[name], parameter.grad, name)
+
+
+def loads_what_others_saved(rank: int, size: int) -> None:
+    """The full state is that of any number of ranks; loading the plain module's is the same."""
+    model, single = per_layer(seeded(Buffered, rank)), seeded(Buffered, 99)
+    x = joined(0, size)[0]
+    with torch.no_grad():
+        assert not torch.allclose(model(x), single(x))
+    model.load_full_state_dict(single.state_dict())
+    single.load_state_dict(reference(Buffered).state_dict())
+    saved = model.full_state_dict()
+    single.load_state_dict(saved)
+    state = dict(single.state_dict())
+    close(saved, state, "state")
+    for bad, message in (
+        ({**state, "extra": state["shift"]}, "the state has 'extra', which the module lacks"),
+        ({k: v for k, v in state.items() if k != "last.bias"}, "the state lacks 'last.bias'"),
+        ({**state, "scale": torch.zeros(2)}, r"'scale' of shape \(2,\), the module of shape \(\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.load_full_state_dict(bad)
+    close(model.full_state_dict(), state, "after what was refused")
+
+
+def equals_torch(rank: int, size: int) -> None:
+    """`torch.distributed.fsdp.fully_shard` on the same layers with the same data."""
+    model, theirs = per_layer(seeded(Mlp, rank)), reference(Mlp)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    for layer in theirs.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(theirs, mesh=mesh)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (model, theirs)]
+    for step in range(STEPS):
+        batch = part(rank, size, *joined(step, size))
+        for network in (model, theirs):
+            backward(network, *batch)
+        gradients = full_gradients(model)
+        for name, parameter in theirs.named_parameters():
+            close(gradients[name], parameter.grad.full_tensor(), f"step {step}, gradient of {name}")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        state = model.full_state_dict()
+        for name, parameter in theirs.named_parameters():
+            close(state[name], parameter.full_tensor(), f"step {step}, {name}")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_fully_sharded_module(size: int) -> None:
+    cases = [
+        follows_one_process,
+        tied_within_a_unit,
+        accumulates,
+        frozen_unit,
+        loads_what_others_saved,
+        equals_torch,
+    ]
+    run_ranks(run_cases, size, cases, timeout=150)
+
+
+# Memory and traffic of the sharded module
+
+
+class Gathered:
+    """Watches the storages of what a module gathers; a freed storage counts no more."""
+
+    def __init__(self, model: FullyShardedModule) -> None:
+        self.storages: list[tuple[StorageWeakRef, int]] = []
+        for unit in model.modules():
+            if isinstance(unit, FullyShardedModule):
+                unit.gather = self.watch(unit.gather)
+
+    def watch(self, gather: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def watched() -> Tensor:
+            whole = gather()
+            self.storages.append((StorageWeakRef(whole.untyped_storage()), whole.nbytes))
+            return whole
+
+        return watched
+
+    def live(self) -> int:
+        return sum(size for storage, size in self.storages if not storage.expired())
+
+
+def wide_layers(options: dict[str, Any]) -> tuple[FullyShardedModule, int]:
+    """Four equal layers of so many bytes each."""
+    layers = [nn.Linear(24, 24) for _ in range(4)]
+    size = nbytes(layers[0].parameters())
+    return per_layer(nn.Sequential(*layers), **options), size
+
+
+def watch_peak(model: FullyShardedModule, gathered: Gathered, step: Callable[[], None]) -> int:
+    """The most bytes gathered at once, seen whenever a layer has just run or gives a gradient."""
+    seen = [0]
+
+    def look(*_: Any) -> None:
+        seen.append(gathered.live())
+
+    handles = []
+    for unit in model.module:
+        handles.append(unit.module.register_forward_hook(look))
+        handles.append(unit.module.register_full_backward_hook(look))
+    step()
+    for handle in handles:
+        handle.remove()
+    return max(seen)
+
+
+def drops_what_it_gathers(rank: int, size: int) -> None:
+    x = torch.rand(3, 24, requires_grad=True)
+    for reshard, kept, peak_layers in ((True, 0, 1), (False, 4, 4)):
+        model, layer = wide_layers({"reshard_after_forward": reshard})
+        gathered = Gathered(model)
+        losses = []
+        peak = watch_peak(model, gathered, lambda m=model, k=losses: k.append(m(x).sum()))
+        assert peak == peak_layers * layer
+        assert gathered.live() == kept * layer
+        peak = watch_peak(model, gathered, losses.pop().backward)
+        assert peak <= max(peak_layers, 2) * layer
+        assert gathered.live() == 0
+        assert len(gathered.storages) == (8 if reshard else 4)
+
+
+def checkpoint_drops_it_too(rank: int, size: int) -> None:
+    model, _ = wide_layers({"reshard_after_forward": False})
+    reference_model = copy.deepcopy(nn.Sequential(*[nn.Linear(24, 24) for _ in range(4)]))
+    reference_model.load_state_dict(model.full_state_dict())
+    gathered = Gathered(model)
+    x = torch.rand(3, 24)
+    y = x
+    for unit in model.module:
+        y = checkpoint(unit, y, use_reentrant=False)
+    assert gathered.live() == 0
+    y.sum().backward()
+    assert gathered.live() == 0
+    reference_model(x).sum().backward()
+    own = [parameter.grad for parameter in reference_model.parameters()]
+    for gradient in own:
+        dist.all_reduce(gradient)
+        gradient /= size
+    for gradient, expected in zip(full_gradients(model).values(), own, strict=True):
+        close(gradient, expected, "gradient")
+
+
+def keeps_one_nth(rank: int, size: int) -> None:
+    """Bytes between steps: parameters, gradients and Adam's state, as the cost model says."""
+    model, layer = wide_layers({})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.rand(3, 24)).sum().backward()
+    optimizer.step()
+    gc.collect()
+    shards = list(model.parameters())
+    measured = memory.Memory(nbytes(shards), nbytes(p.grad for p in shards), state_bytes(optimizer))
+    count = 4 * layer // 4  # four layers of 4-byte elements
+    assert layer % (4 * size) == 0
+    assert measured == memory.memory_per_rank(count, size, 3, memory.bytes_per_parameter("adam"))
+    for tensor in [*shards, *(p.grad for p in shards)]:
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    for layer_unit in model.module:
+        assert layer_unit.module.weight is None
+        assert layer_unit.module.bias is None
+
+
+def sends_what_the_model_says(rank: int, size: int) -> None:
+    for reshard, stage in ((True, 3), (False, 2)):
+        model, layer = wide_layers({"reshard_after_forward": reshard})
+        before = model.bytes_sent
+        model(torch.rand(3, 24, requires_grad=True)).sum().backward()
+        expected = 4 * memory.communication_elements(4 * layer // 4, size, stage)
+        assert model.bytes_sent - before == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_memory_and_traffic(size: int) -> None:
+    cases = [
+        drops_what_it_gathers,
+        checkpoint_drops_it_too,
+        keeps_one_nth,
+        sends_what_the_model_says,
+    ]
+    run_ranks(run_cases, size, cases)
+
+
+# Bad input
+
+
+def tied_across_units(rank: int) -> None:
+    model = Tied()
+    model.embed = FullyShardedModule(model.embed)
+    FullyShardedModule(model)
+
+
+def tied_across_siblings(rank: int) -> None:
+    model = Tied()
+    model.embed = FullyShardedModule(model.embed)
+    model.head = FullyShardedModule(model.head)
+
+
+def mixed_dtypes(rank: int) -> None:
+    FullyShardedModule(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+
+
+def partly_frozen(rank: int) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].bias.requires_grad_(False)
+    FullyShardedModule(model)
+
+
+def wrapped_twice(rank: int) -> None:
+    FullyShardedModule(FullyShardedModule(nn.Linear(2, 2)))
+
+
+def wrapped_elsewhere(rank: int) -> None:
+    layer = nn.Linear(2, 2)
+    units = [FullyShardedModule(layer) for _ in range(2)]
+    assert not units
+
+
+def wrapped_in_one_of_two_places(rank: int) -> None:
+    model = Buffered()
+    model.twice = FullyShardedModule(model.twice)
+    FullyShardedModule(model)
+
+
+def nothing_to_shard(rank: int) -> None:
+    FullyShardedModule(nn.Tanh())
+
+
+def different_modules(rank: int) -> None:
+    FullyShardedModule(nn.Linear(2, 2 + rank))
+
+
+def step_before_backward(rank: int) -> None:
+    model = FullyShardedModule(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    loss = model(torch.rand(1, 2)).sum()
+    for shard in model.parameters():
+        shard.grad = torch.ones_like(shard)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    loss.backward()
+
+
+def raises_in_forward(rank: int) -> None:
+    """The parameters are put away all the same."""
+    model = FullyShardedModule(nn.Linear(2, 2))
+    try:
+        model(torch.rand(1, 3))
+    finally:
+        assert model.module.weight is None
+
+
+MISTAKES = {
+    tied_across_units: "ValueError: parameter 'head.weight' is tied to one that is in another unit",
+    tied_across_siblings: "ValueError: parameter 'weight' is tied to one that is in another unit",
+    mixed_dtypes: "ValueError: parameter '1.weight' has dtype=torch.float64, the unit's first has",
+    partly_frozen: "ValueError: parameter '1.bias' has requires_grad=False, the unit's first has",
+    wrapped_twice: "ValueError: the module is wrapped in FullyShardedModule already",
+    nothing_to_shard: "ValueError: Tanh has no parameter",
+    wrapped_elsewhere: "ValueError: Linear '' is in another unit already",
+    wrapped_in_one_of_two_places: "ValueError: Linear 'again' is in another unit already",
+    different_modules: "ValueError: replicas differ: parameter 'weight' with shape=(2, 2)",
+    step_before_backward: "RuntimeError: the parameters of a FullyShardedModule changed between",
+    raises_in_forward: "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+}
+
+
+def all_messages(rank: int) -> list[str]:
+    return [message_of(rank, mistake) for mistake in MISTAKES]
+
+
+def test_every_mistake_gets_its_message_on_every_rank() -> None:
+    for messages in run_ranks(all_messages, 2):
+        for message, expected in zip(messages, MISTAKES.values(), strict=True):
+            assert message.startswith(expected)
+            assert "\n" not in message
