@@ -1,0 +1,23 @@
+"""Exercise 6: a backward pass that averages.
+
+Give `module` hooks, so that `loss.backward()` alone leaves the mean over the ranks in every
+`.grad`. The training loop needs no further call then.
+
+Three things to think of:
+
+- Which of the two kinds of hook sees the gradient that will be used?
+- A frozen parameter gets no gradient, and refuses hooks.
+- Divide before you add.
+"""
+
+import torch.distributed as dist
+from torch import nn
+
+
+def average_with_hooks(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+    """Let every backward pass through `module` average its gradients over `process_group`.
+
+    Without `process_group`, over all ranks. All ranks of the group call `backward` together, and
+    use the same parameters in it.
+    """
+    raise NotImplementedError("exercise 6: register the hooks")
