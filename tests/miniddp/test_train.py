@@ -64,6 +64,14 @@ def command(*arguments: str, ranks: int | None = None) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def alone() -> Result:
     return train_on(1, SHORT)[0]
