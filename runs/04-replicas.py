@@ -1,20 +1,103 @@
 # %% [markdown]
 # # Replicas
 #
-# Data parallel training keeps one copy of the model per rank. This run builds the copies with
-# equal and with different seeds, lets `SimpleDDP` compare them, and repairs the ones that differ.
+# Data parallel training keeps one copy of the model per rank. This run trains copies that start
+# equal and copies that do not, builds them with equal and with different seeds, lets `SimpleDDP`
+# compare them, and repairs the ones that differ.
 
 # %% name="setup"
+import pickle
+import re
+import time
+import warnings
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
 import torch
+import torch.distributed as dist
+from torch.nn import functional
 
 import miniddp
-from book import provenance, record, show_ranks, table
+from book import figure, provenance, record, show_ranks, table
 from miniddp.model import load_model
 from miniddp.process import device
-from miniddp.replicate import broadcast_module, verify_replicas
+from miniddp.replicate import _fingerprint, _tensors, broadcast_module, verify_replicas
 
 WORLD_SIZES = [2, 4]
 provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
+
+# %% [markdown]
+# ## Copies that start different stay different
+#
+# Two ranks learn the same line, each from 64 points of its own. They average their gradients in
+# every step. The only change between the two experiments is the seed of rank 1's first weights.
+
+
+# %% name="different-start"
+def train(rank: int, seeds: list[int], steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Per step: the loss, the largest difference from rank 0's weights, the mean gradient."""
+    torch.manual_seed(7)
+    truth = torch.randn(8, 1)
+    torch.manual_seed(100 + rank)
+    points = torch.randn(64, 8)
+    torch.manual_seed(seeds[rank])
+    model = torch.nn.Linear(8, 1, bias=False)
+    losses, gaps, gradients = [], [], []
+    for _ in range(steps):
+        loss = functional.mse_loss(model(points), points @ truth)
+        gradient = torch.autograd.grad(loss, model.weight)[0]
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+        of_rank_0 = model.weight.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        losses.append(loss.item())
+        gaps.append((model.weight - of_rank_0).abs().max().item())
+        gradients.append(gradient.norm().item())
+        with torch.no_grad():
+            model.weight -= 0.1 * gradient
+    return losses, gaps, gradients
+
+
+STEPS = 50
+equal = miniddp.run_ranks(train, 2, [42, 42], STEPS)
+different = miniddp.run_ranks(train, 2, [42, 43], STEPS)
+(_, gaps, gradients) = different[1]
+assert all(gap == 0 for _, equal_gaps, _ in equal for gap in equal_gaps)
+assert all(losses[-1] < 1e-4 for losses, _, _ in equal)
+assert all(losses[-1] > 0.01 for losses, _, _ in different)
+assert max(gaps) - min(gaps) < 1e-6, "the difference is only changed by rounding"
+assert gradients[-1] < 1e-2 * gradients[0]
+
+fig, axes = plt.subplots()
+for rank, dash in enumerate(["-", (0, (7, 4))]):
+    color = f"C{rank}"
+    axes.semilogy(different[rank][0], color=color, linestyle=dash)
+    axes.semilogy(equal[rank][0], color=color, linestyle=dash, label=f"rank {rank}")
+axes.annotate(
+    "different start",
+    (STEPS - 1, different[1][0][-1]),
+    (0, 8),
+    ha="right",
+    textcoords="offset points",
+)
+axes.annotate(
+    "equal start", (STEPS - 1, equal[1][0][-1]), (0, 26), ha="right", textcoords="offset points"
+)
+axes.set(xlabel="step", ylabel="loss of the rank's own copy")
+axes.legend()
+figure(fig)
+
+# %% name="different-start-values"
+record(
+    first_gap=gaps[0],
+    last_gap=gaps[-1],
+    first_mean_gradient=gradients[0],
+    last_mean_gradient=gradients[-1],
+    equal_loss=max(losses[-1] for losses, _, _ in equal),
+    different_loss_0=different[0][0][-1],
+    different_loss_1=different[1][0][-1],
+    start_steps=STEPS,
+)
 
 # %% [markdown]
 # ## The same seed on every rank
@@ -77,6 +160,77 @@ assert all("rank 2 " in message for message in four)
 print(four[0])
 
 # %% [markdown]
+# ## One random number too many
+#
+# Every rank seeds with 42. Rank 0 then draws one random number before it builds the model, as a
+# line does that logs a random sample.
+
+
+# %% name="one-draw"
+def wrap_after_a_draw(rank: int) -> str:
+    miniddp.set_seed(42)
+    if rank == 0:
+        torch.rand(1)
+    model = load_model("tiny", pretrained=False).to(device())
+    print("first weights:", first_weights(model))
+    return verdict(model)
+
+
+def verdict(model: torch.nn.Module) -> str:
+    try:
+        verify_replicas(model)
+    except ValueError as error:
+        print(f"ValueError: {error}")
+        return str(error)
+    print("identical")
+    return ""
+
+
+drawn = miniddp.run_ranks(wrap_after_a_draw, 2)
+assert all("'model.embed_tokens.weight' of rank 1" in message for message in drawn)
+show_ranks(drawn)
+
+# %% [markdown]
+# ## A check that raises on some ranks only
+#
+# Rank 0 compares its weights with its own and finds nothing. Rank 1 raises, and a program that
+# catches the error lives on. Rank 0 waits in the next broadcast until the run is ended.
+
+
+# %% name="alone"
+def verify_alone(module: torch.nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        reference = parameter.detach().clone()
+        dist.broadcast(reference, src=0)
+        if not torch.equal(parameter, reference):
+            raise ValueError(f"parameter {name!r} is not that of rank 0")
+
+
+def catch_and_live_on(rank: int) -> None:
+    torch.manual_seed(42 + rank)
+    try:
+        verify_alone(torch.nn.Linear(4, 2))
+        print("no error")
+    except ValueError as error:
+        print(f"ValueError: {error}")
+        time.sleep(60)
+
+
+PATIENCE = 8
+try:
+    miniddp.run_ranks(catch_and_live_on, 2, timeout=PATIENCE)
+    raise AssertionError("rank 0 must wait for ever")
+except miniddp.launch.RanksTimedOut as error:
+    texts, stacks = error.outputs, error.stacks
+frames = re.findall(r"line \d+ in (\w+)", stacks[0])
+assert "verify_alone" in frames
+assert "broadcast" in frames
+assert texts[0] == ""
+assert "ValueError" in texts[1]
+waits = f"no output; after {PATIENCE} s still in broadcast, called by verify_alone"
+show_ranks([waits, texts[1]])
+
+# %% [markdown]
 # ## Repair by broadcast
 #
 # A broadcast copies the tensors of rank 0 to all other ranks. Afterwards the comparison passes.
@@ -114,10 +268,17 @@ record(largest_difference=max(before for before, _ in repaired))
 
 
 # %% name="buffers"
-def drift(rank: int) -> tuple[float, str]:
+def normalised(rank: int) -> torch.nn.Module:
+    """Equal weights on every rank; what is drawn afterwards, the rank's data, is its own."""
+    miniddp.set_seed(42)
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(device())
-    broadcast_module(model)
-    torch.manual_seed(rank)
+    miniddp.set_seed(42, rank_offset=rank)
+    return model
+
+
+def drift(rank: int) -> tuple[float, str]:
+    model = normalised(rank)
+    verify_replicas(model)
     model(torch.randn(16, 8).to(device()))
     mean = model[1].running_mean
     print("running mean:", " ".join(f"{value:+.4f}" for value in mean.tolist()))
@@ -138,27 +299,183 @@ assert all("buffer '1.running_mean'" in message for _, message in buffers)
 show_ranks(buffers)
 
 # %% [markdown]
+# ## torch's DistributedDataParallel copies the buffers
+#
+# Before each forward pass it broadcasts the buffers of rank 0. What the other ranks had counted
+# is overwritten.
+
+
+# %% name="torch-buffers"
+def two_forwards(rank: int) -> list[list[float]]:
+    model = normalised(rank)
+    seen = []
+    model[1].register_forward_pre_hook(lambda norm, _: seen.append(norm.running_mean.tolist()))
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        ddp(torch.randn(16, 8).to(device()))
+        seen.append(model[1].running_mean.tolist())
+    for moment, mean in zip(["before", "after"] * 2, seen, strict=True):
+        print(f"{moment:<6} forward:", " ".join(f"{value:+.4f}" for value in mean))
+    return seen
+
+
+means = miniddp.run_ranks(two_forwards, 2)
+(_, after_0, second_0, _), (_, after_1, second_1, _) = means
+assert after_0 != after_1
+assert second_0 == second_1 == after_0, "the second forward starts from rank 0's buffers"
+show_ranks(means)
+
+
+# %% name="deprecated"
+def warn(rank: int) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(2, 2).to(device()), broadcast_buffers=True
+        )
+    return [f"{w.category.__name__}: {w.message}" for w in caught if "buffers" in str(w.message)]
+
+
+told = miniddp.run_ranks(warn, 1)[0]
+print("\n".join(". ".join(text.split(". ")[:2]) for text in told) or "no warning")
+
+# %% [markdown]
+# ## A seed per rank for dropout
+#
+# After the model is built, every rank draws the same random numbers: the same dropout masks. A
+# second call of `set_seed`, with the rank as offset, gives each rank masks of its own.
+
+
+# %% name="dropout"
+def masks(rank: int) -> tuple[list[int], list[int]]:
+    build(seed=42)
+    same = draw_mask()
+    miniddp.set_seed(42, rank_offset=rank)
+    own = draw_mask()
+    print("seeded alike:    ", *same)
+    print("offset by rank:  ", *own)
+    return same, own
+
+
+def draw_mask() -> list[int]:
+    return functional.dropout(torch.ones(12, device=device()), p=0.5).int().tolist()
+
+
+drawn_masks = miniddp.run_ranks(masks, 2)
+(same_0, own_0), (same_1, own_1) = drawn_masks
+assert same_0 == same_1
+assert own_0 != own_1
+show_ranks(drawn_masks)
+
+# %% [markdown]
+# ## The parameters that `model.model` leaves out
+#
+# A classifier of transformers holds the transformer in its attribute `model` and the
+# classification head beside it.
+
+# %% name="left-out"
+classifier = build(seed=42)
+everything = dict(classifier.named_parameters())
+inside = {id(parameter) for parameter in classifier.model.parameters()}
+left_out = {name: p for name, p in everything.items() if id(p) not in inside}
+assert list(left_out) == ["score.weight"]
+print(f"model.parameters():       {len(everything)} tensors")
+print(f"model.model.parameters(): {len(inside)} tensors")
+for name, parameter in left_out.items():
+    print(f"left out: {name}, {tuple(parameter.shape)}, {parameter.numel()} numbers")
+
+
+# %% name="head"
+def compare_two_ways(rank: int) -> tuple[str, str]:
+    model = build(seed=42)
+    torch.manual_seed(rank)
+    torch.nn.init.normal_(model.score.weight, std=0.02)  # a new head, seeded by rank
+    print("model.model: ", end="")
+    part = verdict(model.model)
+    print("model:       ", end="")
+    return part, verdict(model)
+
+
+verdicts = miniddp.run_ranks(compare_two_ways, 2)
+assert all(part == "" for part, _ in verdicts)
+assert all("'score.weight' of rank 1" in whole for _, whole in verdicts)
+show_ranks(verdicts)
+
+# %% name="frozen-head"
+optimizer = torch.optim.SGD(classifier.model.parameters(), lr=1e-2)
+start = classifier.score.weight.detach().clone()
+body_start = classifier.model.norm.weight.detach().clone()
+tokens = torch.arange(3, 67, device=device()).reshape(8, 8)
+norms = []
+for _ in range(3):
+    classifier(input_ids=tokens, labels=torch.arange(8, device=device()) % 2).loss.backward()
+    norms.append(classifier.score.weight.grad.norm().item())
+    optimizer.step()
+    optimizer.zero_grad()
+head_moved = (classifier.score.weight - start).abs().max().item()
+assert head_moved == 0
+assert not torch.equal(classifier.model.norm.weight, body_start)
+assert classifier.score.weight.grad is not None, "zero_grad() does not reach the head"
+assert norms[0] < norms[1] < norms[2], "its gradient adds up from step to step"
+record(
+    head_tensors=len(left_out),
+    head_numbers=sum(parameter.numel() for parameter in left_out.values()),
+    head_moved=head_moved,
+    head_gradient_first=norms[0],
+    head_gradient_third=norms[2],
+)
+
+# %% [markdown]
 # ## What the comparison costs
 #
-# `verify_replicas` sends a digest of every tensor, not the tensors. Its cost is set by reading the
-# weights once, so it grows with the model, but the bytes on the wire do not.
+# `verify_replicas` sends a digest of every tensor, not the tensors. Its time is set by reading the
+# weights once, so it grows with the model, but the bytes on the wire grow only with the number of
+# tensors. The naive way broadcasts every tensor. Times are the fastest of five, on one machine,
+# where a message is a copy in memory.
 
 
 # %% name="cost"
-def cost(rank: int, size: str) -> tuple[int, int, float]:
-    import time
-
+def cost(rank: int, size: str) -> tuple[int, int, int, float, float]:
     model = load_model(size, pretrained=False).to(device())
     broadcast_module(model)
-    start = time.perf_counter()
-    verify_replicas(model)
-    seconds = time.perf_counter() - start
-    parameters = list(model.parameters())
-    return len(parameters), sum(p.numel() * p.element_size() for p in parameters), seconds
+    times: dict[Callable[[torch.nn.Module], None], list[float]] = {
+        verify_replicas: [],
+        verify_alone: [],
+    }
+    for _ in range(5):
+        for verify, seconds in times.items():
+            dist.barrier()
+            start = time.perf_counter()
+            verify(model)
+            seconds.append(time.perf_counter() - start)
+    tensors = list(_tensors(model))
+    digests = pickle.dumps([_fingerprint(*tensor, values=True) for tensor in tensors])
+    num_bytes = sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors)
+    return len(tensors), num_bytes, len(digests), *map(min, times.values())
 
 
-rows = []
+rows, costs = [], {}
 for size in ("tiny", "5m", "25m"):
-    tensors, num_bytes, seconds = miniddp.run_ranks(cost, 2, size, timeout=120)[0]
-    rows.append([size, tensors, f"{num_bytes / 1e6:.1f}", f"{seconds * 1e3:.0f}"])
-table(rows, ["model", "tensors", "MB of weights", "ms to compare, 2 ranks"])
+    costs[size] = miniddp.run_ranks(cost, 2, size, timeout=120)[0]
+    tensors, num_bytes, digest_bytes, by_digest, by_tensor = costs[size]
+    rows.append(
+        [
+            size,
+            tensors,
+            f"{num_bytes / 1e6:.1f}",
+            f"{digest_bytes / 1e6:.3f}",
+            f"{by_tensor * 1e3:.0f}",
+            f"{by_digest * 1e3:.0f}",
+        ]
+    )
+    assert digest_bytes < num_bytes / 100
+table(
+    rows,
+    ["model", "tensors", "MB of tensors", "MB of digests", "ms, tensors sent", "ms, digests sent"],
+)
+record(
+    largest_mb=costs["25m"][1] / 1e6,
+    largest_digests_kb=costs["25m"][2] / 1e3,
+    smallest_saving=min(num_bytes / digests for _, num_bytes, digests, _, _ in costs.values()),
+    largest_saving=max(num_bytes / digests for _, num_bytes, digests, _, _ in costs.values()),
+)
