@@ -167,13 +167,13 @@ print(four[0])
 
 
 # %% name="one-draw"
-def wrap_after_a_draw(rank: int) -> str:
+def wrap_after_a_draw(rank: int) -> tuple[list[float], str]:
     miniddp.set_seed(42)
     if rank == 0:
         torch.rand(1)
     model = load_model("tiny", pretrained=False).to(device())
     print("first weights:", first_weights(model))
-    return verdict(model)
+    return next(model.parameters()).flatten()[:4].tolist(), verdict(model)
 
 
 def verdict(model: torch.nn.Module) -> str:
@@ -187,7 +187,10 @@ def verdict(model: torch.nn.Module) -> str:
 
 
 drawn = miniddp.run_ranks(wrap_after_a_draw, 2)
-assert all("'model.embed_tokens.weight' of rank 1" in message for message in drawn)
+(weights_0, message_0), (weights_1, message_1) = drawn
+assert weights_0[:3] == weights_1[1:], "rank 0 is one random number ahead"
+assert message_0 == message_1
+assert "'model.embed_tokens.weight' of rank 1" in message_0
 show_ranks(drawn)
 
 # %% [markdown]
