@@ -1,0 +1,46 @@
+"""What kind of work an operator or a GPU kernel does, told by its name."""
+
+import re
+
+COMMUNICATION, OPTIMIZER, OTHER = "communication", "optimizer", "other"
+
+_ELEMENTWISE = (
+    "add sub rsub mul div pow square sqrt rsqrt reciprocal exp log neg abs sin cos tanh sigmoid "
+    "relu gelu silu where clamp masked_fill addcmul addcdiv lerp fill zero mean sum eq ne lt gt"
+)
+_PATTERNS = {
+    COMMUNICATION: r"^nccl|^gloo:|^c10d::",
+    OPTIMIZER: r"^optimizer\.|multi_tensor_apply|_fused_(adam|sgd|adagrad)|fusedadam",
+    "attention": r"flash|fmha|sdpa|scaled_dot_product|attention|^(?!.*log_?softmax).*softmax",
+    "norm": r"(layer|rms|batch|group|instance)_?norm",
+    "matmul": r"gemm|gemv|nvjet|xmma|cutlass|splitk|(^|::|_)(linear|matmul|(add|badd)?b?mm)"
+    r"|conv(olution|[123]d)|wgrad|dgrad|fprop",
+    "memory copy": r"copy|memcpy|memset|clone|contiguous|(^|::)cat|::to$",
+    "elementwise": r"elementwise|reduce_kernel|dropout|triton_(poi|red|per)_"
+    rf"|(^|::)(_foreach_)?({'|'.join(_ELEMENTWISE.split())})(_|_?backward\d*)?$",
+}
+_FAMILIES = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _PATTERNS.items()}
+_TENSOR_CORES = re.compile(
+    r"^(?!.*(ffma|simt)).*([hsi]_?(884|1688|8816|16816|16832)|16816|hmma|wgmma|warpgroup|tensorop"
+    r"|nvjet|xmma|flash_(fwd|bwd)|fmha_cutlass[fb]_b?f16)",
+    re.IGNORECASE,
+)
+
+FAMILIES = (*_PATTERNS, OTHER)
+"""Every family. "matmul" holds convolutions too, "elementwise" reductions and dropout."""
+
+
+def family(name: str) -> str:
+    """The family of an operator (`aten::addmm`), a kernel or torch's own annotation.
+
+    A softmax counts as attention, a log-softmax does not. A name that tells nothing is "other".
+    """
+    return next((kind for kind, pattern in _FAMILIES.items() if pattern.search(name)), OTHER)
+
+
+def uses_tensor_cores(kernel: str) -> bool:
+    """Whether the name of an NVIDIA kernel says so: the shape or kind of its matrix instructions
+    (`16816`, `hmma`, `wgmma`, `tensorop`), or a library that is built on them (nvjet, xmma,
+    FlashAttention). A kernel that does not say is not counted.
+    """
+    return _TENSOR_CORES.search(kernel) is not None

@@ -1,0 +1,74 @@
+"""Read a trace of torch.profiler back as data. `miniddp.breakdown` says what it means."""
+
+import gzip
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from miniddp.intervals import Interval
+
+
+class TraceError(ValueError):
+    """A file that is no readable trace of training steps: one line that says which and why."""
+
+
+class Event(NamedTuple):
+    """Something that took time, from `start` to `end` in seconds since the trace's first event.
+
+    `thread` is a thread of the process or a stream of the GPU; `launch` the number that a kernel
+    shares with the call that launched it.
+    """
+
+    category: str
+    name: str
+    start: float
+    end: float
+    thread: str
+    launch: int | None
+
+    @property
+    def interval(self) -> Interval:
+        return self.start, self.end
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of one rank in the order of their starts, and who recorded them."""
+
+    events: list[Event]
+    rank: int
+    world_size: int
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A Chrome trace that torch.profiler wrote, gzip or not. Raises `TraceError`."""
+    try:
+        data = Path(path).read_bytes()
+        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        rows = [row for row in content["traceEvents"] if row["ph"] == "X" and "cat" in row]
+        zero = min((row["ts"] for row in rows), default=0)
+        events = [_event(row, zero) for row in rows]
+        about = content.get("distributedInfo", {})
+        rank, world_size = int(about.get("rank", 0)), int(about.get("world_size", 1))
+    except OSError as error:
+        reason = error.strerror or "its compression is damaged"
+        raise TraceError(f"cannot read the trace {path}: {reason}") from error
+    except (EOFError, zlib.error) as error:
+        raise TraceError(f"cannot read the trace {path}: it is cut off or damaged") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is not a trace: it does not hold valid JSON") from error
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise TraceError(f"{path} is not a trace of torch.profiler: {error!r}") from error
+    return Trace(sorted(events, key=lambda event: (event.start, -event.end)), rank, world_size)
+
+
+def _event(row: dict[str, Any], zero: float) -> Event:
+    start, seconds = (row["ts"] - zero) * 1e-6, row["dur"] * 1e-6
+    if not (math.isfinite(start) and seconds >= 0):
+        raise TypeError(f"event {row['name']!r} has no finite time")
+    launch = row.get("args", {}).get("correlation")
+    thread = f"{row['pid']}/{row['tid']}"
+    return Event(row["cat"], row["name"], start, start + seconds, thread, launch)
