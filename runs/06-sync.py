@@ -161,9 +161,16 @@ def average_float16(rank: int, value: float) -> tuple[float, float]:
 averages = {value: miniddp.run_ranks(average_float16, 2, value)[0] for value in (LARGE, SMALL)}
 assert averages[LARGE] == (float("inf"), LARGE)
 assert averages[SMALL] == (SMALL, 0)
+
+
+def short(value: float) -> str:
+    return f"{value:,.0f}" if value > 1 else f"{value:.2g}"
+
+
 table(
-    [[f"{value:g}", *(f"{mean:g}" for mean in averages[value])] for value in averages],
+    [[short(value), *map(short, averages[value])] for value in averages],
     ["gradient on both ranks", "add, then divide", "divide, then add"],
+    align="rrr",
 )
 
 # %% [markdown]
@@ -194,7 +201,7 @@ def origin(gradient: Tensor, own: Tensor) -> str:
     dist.all_reduce(mean)
     if torch.allclose(gradient, mean, rtol=1e-4, atol=1e-7):
         return "mean of the ranks"
-    return "own" if torch.equal(gradient, own) else "neither own nor mean"
+    return "own gradient" if torch.equal(gradient, own) else "neither own nor mean"
 
 
 def step_with(rank: int, install: Install, number_of_micro_batches: int) -> list[str]:
@@ -231,7 +238,7 @@ def synchronise_before_backward(model: nn.Module) -> Callable[[], None]:
 
 
 too_early = miniddp.run_ranks(step_with, 2, synchronise_before_backward, 1)
-assert all(set(origins) == {"own"} for origins in too_early)
+assert all(set(origins) == {"own gradient"} for origins in too_early)
 assert all("the replicas differ" in text for text in too_early.outputs)
 show_ranks(too_early)
 
@@ -486,7 +493,7 @@ def reduce_the_argument(model: nn.Module) -> Callable[[], None]:
 
 
 wrong_argument = miniddp.run_ranks(step_with, 2, reduce_the_argument, 1)
-assert all(set(origins) == {"own"} for origins in wrong_argument)
+assert all(set(origins) == {"own gradient"} for origins in wrong_argument)
 assert all("the replicas differ" in text for text in wrong_argument.outputs)
 show_ranks(wrong_argument)
 
@@ -572,6 +579,7 @@ show_ranks(all_of_it)
 
 # %% name="bug-order"
 BUCKET = 4
+record(bucket=BUCKET)
 
 
 def average(parameters: Sequence[Tensor]) -> None:
@@ -642,6 +650,32 @@ def send_full_buckets(model: nn.Module) -> Callable[[], None]:
 
 
 never_full = miniddp.run_ranks(step_with, 2, send_full_buckets, 1)
-assert all(origins[:2] == ["own", "own"] for origins in never_full)
+assert all(origins[:2] == ["own gradient"] * 2 for origins in never_full)
 assert all(set(origins[2:]) == {"mean of the ranks"} for origins in never_full)
 show_ranks(never_full)
+
+
+# %% name="never-full-steps"
+def train_with_full_buckets(rank: int, steps: int) -> list[int]:
+    """Counts, for each step, the parameters whose gradients differ between the ranks."""
+    torch.manual_seed(100 + rank)
+    model = small_model()
+    send_full_buckets(model)
+    different = []
+    for step in range(steps):
+        backward(model, [torch.randn(4, 8, device=device())])
+        everyone: list = [None] * dist.get_world_size()
+        dist.all_gather_object(
+            everyone, [parameter.grad.tolist() for parameter in model.parameters()]
+        )
+        names = [name for name, _ in model.named_parameters()]
+        odd = [name for name, *grads in zip(names, *everyone, strict=True) if grads[0] != grads[1]]
+        print(f"step {step}, still its own:", " ".join(odd) or "none")
+        different.append(len(odd))
+        model.zero_grad()
+    return different
+
+
+different = miniddp.run_ranks(train_with_full_buckets, 2, 4)
+assert different[0] == different[1] == [2, 0, 2, 0]
+print(different.outputs[0], end="")
