@@ -3,7 +3,7 @@
 import faulthandler
 import functools
 import io
-import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -41,6 +41,7 @@ def main(folder: Path, rank: int, environment: Mapping[str, str], backend: str |
         _fill_main(fn)
         if backend is not None:
             init_process_group(backend)
+            dist.barrier()  # a rank that returned at once would break the others' connecting
         value = fn(rank, *args)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -50,6 +51,7 @@ def main(folder: Path, rank: int, environment: Mapping[str, str], backend: str |
         text = "".join(traceback.format_exception(type(error), error, frames))
         _write(folder / f"{rank}.traceback", text.encode())
     sys.stdout.flush()
+    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]  # frees its semaphores
     os._exit(0)  # at once: a thread or a child that fn forgot must not keep the rank
 
 
