@@ -8,6 +8,7 @@
 # %% name="setup"
 import pickle
 import re
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -73,16 +74,8 @@ for rank, dash in enumerate(["-", (0, (7, 4))]):
     color = f"C{rank}"
     axes.semilogy(different[rank][0], color=color, linestyle=dash)
     axes.semilogy(equal[rank][0], color=color, linestyle=dash, label=f"rank {rank}")
-axes.annotate(
-    "different start",
-    (STEPS - 1, different[1][0][-1]),
-    (0, 8),
-    ha="right",
-    textcoords="offset points",
-)
-axes.annotate(
-    "equal start", (STEPS - 1, equal[1][0][-1]), (0, 26), ha="right", textcoords="offset points"
-)
+axes.text(30, 0.5, "different start")
+axes.text(24, 1e-2, "equal start")
 axes.set(xlabel="step", ylabel="loss of the rank's own copy")
 axes.legend()
 figure(fig)
@@ -112,15 +105,23 @@ def build(seed: int) -> torch.nn.Module:
 
 
 def first_weights(model: torch.nn.Module) -> str:
-    weights = next(model.parameters()).flatten()[:4].tolist()
-    return " ".join(f"{weight:+.6f}" for weight in weights)
+    return numbers(next(model.parameters()).flatten()[:4])
+
+
+def numbers(values: torch.Tensor) -> str:
+    return " ".join(f"{value:+.4f}" for value in values.tolist())
+
+
+def say(text: object) -> None:
+    """Print in lines that are short enough for ranks side by side."""
+    print(textwrap.fill(str(text), width=33, subsequent_indent="  "))
 
 
 def wrap_with_one_seed(rank: int) -> int:
     model = build(seed=42)
-    print("first weights:", first_weights(model))
+    print("first weights:", first_weights(model), sep="\n")
     ddp = miniddp.SimpleDDP(model)
-    print("SimpleDDP: the replicas are identical")
+    print("SimpleDDP raises no error")
     return sum(parameter.numel() for parameter in ddp.parameters())
 
 
@@ -140,11 +141,11 @@ record(parameters=counts[0])
 # %% name="different-seed"
 def wrap_with_two_seeds(rank: int) -> str:
     model = build(seed=43 if rank == 0 else 42)
-    print("first weights:", first_weights(model))
+    print("first weights:", first_weights(model), sep="\n")
     try:
         miniddp.SimpleDDP(model)
     except ValueError as error:
-        print(f"ValueError: {error}")
+        say(f"ValueError: {error}")
         return str(error)
     return ""
 
@@ -157,7 +158,7 @@ show_ranks(messages)
 # %% name="which-rank"
 four = miniddp.run_ranks(lambda rank: wrap_with_two_seeds(0 if rank == 2 else 1), 4)
 assert all("rank 2 " in message for message in four)
-print(four[0])
+say(four[0])
 
 # %% [markdown]
 # ## One random number too many
@@ -172,7 +173,7 @@ def wrap_after_a_draw(rank: int) -> tuple[list[float], str]:
     if rank == 0:
         torch.rand(1)
     model = load_model("tiny", pretrained=False).to(device())
-    print("first weights:", first_weights(model))
+    print("first weights:", first_weights(model), sep="\n")
     return next(model.parameters()).flatten()[:4].tolist(), verdict(model)
 
 
@@ -180,7 +181,7 @@ def verdict(model: torch.nn.Module) -> str:
     try:
         verify_replicas(model)
     except ValueError as error:
-        print(f"ValueError: {error}")
+        say(f"ValueError: {error}")
         return str(error)
     print("identical")
     return ""
@@ -215,7 +216,7 @@ def catch_and_live_on(rank: int) -> None:
         verify_alone(torch.nn.Linear(4, 2))
         print("no error")
     except ValueError as error:
-        print(f"ValueError: {error}")
+        say(f"ValueError: {error}")
         time.sleep(60)
 
 
@@ -230,7 +231,7 @@ assert "verify_alone" in frames
 assert "broadcast" in frames
 assert texts[0] == ""
 assert "ValueError" in texts[1]
-waits = f"no output; after {PATIENCE} s still in broadcast, called by verify_alone"
+waits = f"no output\nafter {PATIENCE} s still in broadcast,\n  called by verify_alone"
 show_ranks([waits, texts[1]])
 
 # %% [markdown]
@@ -246,7 +247,8 @@ def repair(rank: int) -> tuple[float, float]:
     broadcast_module(model)
     verify_replicas(model)
     after = difference(model, reference)
-    print(f"largest difference from rank 0: {before:.6f} before, {after:.6f} after the broadcast")
+    print(f"before the broadcast: {before:.6f}")
+    print(f"after the broadcast:  {after:.6f}")
     return before, after
 
 
@@ -274,7 +276,7 @@ record(largest_difference=max(before for before, _ in repaired))
 def normalised(rank: int) -> torch.nn.Module:
     """Equal weights on every rank; what is drawn afterwards, the rank's data, is its own."""
     miniddp.set_seed(42)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(device())
+    model = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3)).to(device())
     miniddp.set_seed(42, rank_offset=rank)
     return model
 
@@ -284,13 +286,13 @@ def drift(rank: int) -> tuple[float, str]:
     verify_replicas(model)
     model(torch.randn(16, 8).to(device()))
     mean = model[1].running_mean
-    print("running mean:", " ".join(f"{value:+.4f}" for value in mean.tolist()))
+    print("running mean:", numbers(mean), sep="\n")
     try:
         verify_replicas(model)
         message = ""
     except ValueError as error:
         message = str(error)
-        print(f"ValueError: {error}")
+        say(f"ValueError: {error}")
     broadcast_module(model)
     verify_replicas(model)
     print("after a broadcast: identical")
@@ -312,14 +314,16 @@ show_ranks(buffers)
 def two_forwards(rank: int) -> list[list[float]]:
     model = normalised(rank)
     seen = []
-    model[1].register_forward_pre_hook(lambda norm, _: seen.append(norm.running_mean.tolist()))
+    model[1].register_forward_pre_hook(lambda norm, _: seen.append(norm.running_mean.clone()))
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     for _ in range(2):
         ddp(torch.randn(16, 8).to(device()))
-        seen.append(model[1].running_mean.tolist())
-    for moment, mean in zip(["before", "after"] * 2, seen, strict=True):
-        print(f"{moment:<6} forward:", " ".join(f"{value:+.4f}" for value in mean))
-    return seen
+        seen.append(model[1].running_mean.clone())
+    for moment, mean in zip(
+        ["before 1:", "after 1: ", "before 2:", "after 2: "], seen, strict=True
+    ):
+        print(moment, numbers(mean))
+    return [mean.tolist() for mean in seen]
 
 
 means = miniddp.run_ranks(two_forwards, 2)
@@ -355,8 +359,8 @@ def masks(rank: int) -> tuple[list[int], list[int]]:
     same = draw_mask()
     miniddp.set_seed(42, rank_offset=rank)
     own = draw_mask()
-    print("seeded alike:    ", *same)
-    print("offset by rank:  ", *own)
+    print("alike: ", *same)
+    print("offset:", *own)
     return same, own
 
 
@@ -393,9 +397,9 @@ def compare_two_ways(rank: int) -> tuple[str, str]:
     model = build(seed=42)
     torch.manual_seed(rank)
     torch.nn.init.normal_(model.score.weight, std=0.02)  # a new head, seeded by rank
-    print("model.model: ", end="")
+    print("model.model:")
     part = verdict(model.model)
-    print("model:       ", end="")
+    print("model:")
     return part, verdict(model)
 
 
@@ -474,7 +478,7 @@ for size in ("tiny", "5m", "25m"):
     assert digest_bytes < num_bytes / 100
 table(
     rows,
-    ["model", "tensors", "MB of tensors", "MB of digests", "ms, tensors sent", "ms, digests sent"],
+    ["model", "tensors", "MB, tensors", "MB, digests", "ms, tensors", "ms, digests"],
 )
 record(
     largest_mb=costs["25m"][1] / 1e6,
