@@ -658,9 +658,9 @@ show_ranks(never_full)
 # %% name="never-full-steps"
 def train_with_full_buckets(rank: int, steps: int) -> list[int]:
     """Counts, for each step, the parameters whose gradients differ between the ranks."""
-    torch.manual_seed(100 + rank)
     model = small_model()
     send_full_buckets(model)
+    torch.manual_seed(100 + rank)
     different = []
     for step in range(steps):
         backward(model, [torch.randn(4, 8, device=device())])
