@@ -109,8 +109,10 @@ class Reducer:
                 "already: call the model again first, or run the first backward (and its "
                 "forward) inside no_sync()"
             )
+        if not self._armed:
+            self._start_over()
+            self._armed = True
         self._backwards.append(forward)
-        self._armed = True
         self._queue_finalize()
 
     def _queue_finalize(self) -> None:
@@ -195,11 +197,10 @@ class Reducer:
             if not self._ready[i]:
                 self._put_into_bucket(i, parameter)
         self._launch_full_buckets()
-        used = torch.tensor(self._touched)
-        agreed = dist.all_reduce(used, group=self.control_group, async_op=True)
         for bucket, work in self._underway:
             _wait(bucket, work)
-        agreed.wait()
+        used = torch.tensor(self._touched)
+        dist.all_reduce(used, group=self.control_group)
         for forward in self._backwards:
             forward.synchronised = True
         self._touched = [0] * len(self.parameters)

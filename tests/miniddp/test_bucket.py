@@ -1,0 +1,73 @@
+"""Plans of buckets as pure functions, and the flat buffer."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miniddp.bucket import Bucket, build_buckets, plan_buckets, view_like
+
+SIZES = st.lists(st.integers(1, 100), min_size=1, max_size=30)
+
+
+@given(sizes=SIZES, cap=st.integers(1, 200), first=st.integers(1, 200), data=st.data())
+def test_every_parameter_is_in_one_bucket(
+    sizes: list[int], cap: int, first: int, data: st.DataObject
+) -> None:
+    kinds = data.draw(st.lists(st.sampled_from("ab"), min_size=len(sizes), max_size=len(sizes)))
+    order = data.draw(st.permutations(range(len(sizes))))
+    plan = plan_buckets(sizes, kinds, order, cap, first)
+    assert sorted(i for bucket in plan for i in bucket) == list(range(len(sizes)))
+    assert all(len({kinds[i] for i in bucket}) == 1 for bucket in plan)
+
+
+@given(sizes=SIZES, cap=st.integers(1, 200), first=st.integers(1, 200))
+def test_a_bucket_closes_when_it_has_reached_its_cap(
+    sizes: list[int], cap: int, first: int
+) -> None:
+    plan = plan_buckets(sizes, ["a"] * len(sizes), list(reversed(range(len(sizes)))), cap, first)
+    assert [i for bucket in plan for i in bucket] == list(reversed(range(len(sizes))))
+    for number, bucket in enumerate(plan):
+        limit = cap if number else first
+        assert sum(sizes[i] for i in bucket[:-1]) < limit
+        assert number == len(plan) - 1 or sum(sizes[i] for i in bucket) >= limit
+
+
+@given(sizes=SIZES, cap=st.integers(1, 200), first=st.integers(1, 200))
+def test_the_same_plan_as_torch(sizes: list[int], cap: int, first: int) -> None:
+    order = list(reversed(range(len(sizes))))
+    ours = plan_buckets([4 * size for size in sizes], ["a"] * len(sizes), order, 4 * cap, 4 * first)
+    tensors = [torch.empty(sizes[i]) for i in order]
+    theirs, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, [4 * first, 4 * cap])
+    assert ours == [[order[i] for i in bucket] for bucket in theirs]
+
+
+def test_gradients_are_views_of_one_buffer() -> None:
+    parameters = [torch.randn(2, 3), torch.randn(4), torch.randn(())]
+    bucket = Bucket(0, [5, 6, 7], parameters)
+    bucket.set_buffer(torch.arange(11.0))
+    assert [tuple(g.shape) for g in bucket.gradients()] == [(2, 3), (4,), ()]
+    assert torch.cat([g.reshape(-1) for g in bucket.gradients()]).tolist() == list(range(11))
+    bucket.gradients()[1].fill_(-1)
+    assert bucket.buffer()[6:10].tolist() == [-1] * 4
+
+
+def test_only_the_last_bucket_is_last() -> None:
+    buckets = build_buckets([[1], [0]], [torch.ones(2), torch.ones(3)])
+    assert [bucket.is_last() for bucket in buckets] == [False, True]
+    assert [bucket.index() for bucket in buckets] == [0, 1]
+    assert [bucket.parameters()[0].numel() for bucket in buckets] == [3, 2]
+
+
+def test_a_view_has_the_strides_of_its_parameter() -> None:
+    flat = torch.arange(100.0)
+    image = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    view = view_like(flat, 3, image)
+    assert view.stride() == image.stride()
+    assert view.flatten().sort().values.tolist() == list(range(3, 99))
+
+
+def test_a_parameter_with_gaps_gets_a_dense_view() -> None:
+    gaps = torch.empty(4, 6)[:, ::2]
+    view = view_like(torch.arange(20.0), 2, gaps)
+    assert view.is_contiguous()
+    assert view.tolist() == [[2, 3, 4], [5, 6, 7], [8, 9, 10], [11, 12, 13]]
