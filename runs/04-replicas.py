@@ -344,7 +344,8 @@ def warn(rank: int) -> list[str]:
 
 
 told = miniddp.run_ranks(warn, 1)[0]
-print("\n".join(". ".join(text.split(". ")[:2]) for text in told) or "no warning")
+for text in told or ["no warning"]:
+    say(". ".join(text.split(". ")[:2]))
 
 # %% [markdown]
 # ## A seed per rank for dropout
@@ -386,10 +387,11 @@ everything = dict(classifier.named_parameters())
 inside = {id(parameter) for parameter in classifier.model.parameters()}
 left_out = {name: p for name, p in everything.items() if id(p) not in inside}
 assert list(left_out) == ["score.weight"]
-print(f"model.parameters():       {len(everything)} tensors")
-print(f"model.model.parameters(): {len(inside)} tensors")
+print(f"model:       {len(everything)} tensors")
+print(f"model.model: {len(inside)} tensors")
 for name, parameter in left_out.items():
-    print(f"left out: {name}, {tuple(parameter.shape)}, {parameter.numel()} numbers")
+    print(f"left out:    {name}")
+    print(f"  {tuple(parameter.shape)}, {parameter.numel()} numbers")
 
 
 # %% name="head"
