@@ -4,7 +4,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def average_with_hooks(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+def average_with_hooks(
+    module: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
     world_size = dist.get_world_size(process_group)
 
     def average(parameter: Tensor) -> None:
