@@ -1,5 +1,6 @@
 """What kind of work an operator or a GPU kernel does, told by its name."""
 
+import functools
 import re
 
 COMMUNICATION, OPTIMIZER, OTHER = "communication", "optimizer", "other"
@@ -30,6 +31,7 @@ FAMILIES = (*_PATTERNS, OTHER)
 """Every family. "matmul" holds convolutions too, "elementwise" reductions and dropout."""
 
 
+@functools.cache
 def family(name: str) -> str:
     """The family of an operator (`aten::addmm`), a kernel or torch's own annotation.
 

@@ -67,8 +67,8 @@ def read_trace(path: str | Path) -> Trace:
 
 def _event(row: dict[str, Any], zero: float) -> Event:
     start, seconds = (row["ts"] - zero) * 1e-6, row["dur"] * 1e-6
-    if not (math.isfinite(start) and seconds >= 0):
-        raise TypeError(f"event {row['name']!r} has no finite time")
+    if not isinstance(row["name"], str) or not math.isfinite(start) or not seconds >= 0:
+        raise TypeError(f"event {row['name']!r} has no name or no finite time")
     launch = row.get("args", {}).get("correlation")
     thread = f"{row['pid']}/{row['tid']}"
     return Event(row["cat"], row["name"], start, start + seconds, thread, launch)
