@@ -13,6 +13,7 @@ tensors of the same shape and dtype. A rank outside the group gets a warning and
 """
 
 import math
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +109,7 @@ def reduce_scatter_phase(chunks: Sequence[Tensor], op: Op, ring: Ring) -> int:
     """Complete chunk number `rank` on each rank; the other chunks are left partly reduced."""
     longest = max(chunks, key=Tensor.numel)
     count = max(1, math.ceil(longest.nbytes / SEGMENT_BYTES))
-    landing = [torch.empty_like(longest.tensor_split(count)[0]) for _ in range(1 + AHEAD)]
+    landing = landing_buffers(1 + AHEAD, longest.tensor_split(count)[0])
     sent = 0
     for send, receive in reduce_scatter_steps(ring.rank, ring.size):
         outgoing = chunks[send].tensor_split(count)
@@ -120,6 +121,25 @@ def reduce_scatter_phase(chunks: Sequence[Tensor], op: Op, ring: Ring) -> int:
     if op == ReduceOp.AVG:
         chunks[ring.rank].div_(ring.size)
     return sent
+
+
+class HostMemory(threading.local):
+    """Kept from call to call: the pages of new memory would cost more time than the adding."""
+
+    memory = torch.empty(0, dtype=torch.uint8)
+
+
+HOST = HostMemory()
+
+
+def landing_buffers(count: int, like: Tensor) -> Sequence[Tensor]:
+    """Room for `count` segments to arrive in, each of the size of `like`."""
+    if like.device.type != "cpu":
+        return [torch.empty_like(like) for _ in range(count)]
+    if HOST.memory.numel() < count * like.nbytes:
+        HOST.memory = torch.empty(count * like.nbytes, dtype=torch.uint8)
+    memory = HOST.memory[: count * like.nbytes]
+    return memory.view(like.dtype).view(count, like.numel()).unbind()
 
 
 def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
