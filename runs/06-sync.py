@@ -66,7 +66,7 @@ def spread(model: nn.Module) -> float:
 
 def say(text: str) -> None:
     """Prints at once, in lines that are short enough for two ranks beside each other."""
-    print(textwrap.fill(text, 36, subsequent_indent="  "), flush=True)
+    print(textwrap.fill(text, 34, subsequent_indent="  "), flush=True)
 
 
 print(pairs[0]["sentence1"])
@@ -227,9 +227,9 @@ def step_with(rank: int, install: Install, number_of_micro_batches: int) -> list
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     try:
         verify_replicas(model)
-        say("replicas after the step: identical")
+        say("replicas afterwards: identical")
     except ValueError:
-        say("replicas after the step: different")
+        say("replicas afterwards: different")
     return list(origins.values())
 
 
