@@ -440,6 +440,33 @@ def compiled_module(wrap: Any, rank: int, world_size: int) -> None:
     follows_single_process(wrap, rank, world_size, build=build)
 
 
+class Crossed(nn.Module):
+    """Two branches of different size; the rank decides which of them backward reaches first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Linear(5, 3)
+        self.large = nn.Sequential(nn.Linear(5, 40), nn.Linear(40, 3))
+
+    def forward(self, x: Tensor, small_first: bool) -> Tensor:
+        branches = [self.small, self.large] if small_first else [self.large, self.small]
+        return branches[0](x) + branches[1](x)
+
+
+def ready_order_differs(wrap: Any, rank: int, world_size: int) -> None:
+    """Gradients become ready in another order on each rank; buckets still go in the same one."""
+    ddp, single = wrap(seeded(Crossed, rank), bucket_cap_mb=0.0001), reference(Crossed)
+    for step in range(STEPS):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(ddp(local_x, rank % 2 == 0), local_y).backward()
+        F.cross_entropy(single(x, True), y).backward()
+        assert_same(ddp.module, single, f"step {step}")
+        assert_equal_on_all_ranks(ddp)
+
+
 def channels_last(wrap: Any, rank: int, world_size: int) -> None:
     def build() -> nn.Module:
         return nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
@@ -563,6 +590,7 @@ BOTH = [
     autocast,
     nested_outputs,
     sub_group,
+    ready_order_differs,
     channels_last,
     hooks_of_torch,
     own_hook,

@@ -32,7 +32,7 @@ def run_case(rank: int, implementation: str, *names: str) -> None:
 @pytest.mark.parametrize("implementation", ["miniddp", "torch"])
 @pytest.mark.parametrize("case", [case.__name__ for case in BOTH])
 def test_two_ranks(case: str, implementation: str) -> None:
-    run_ranks(run_case, 2, implementation, case)
+    run_ranks(run_case, 2, implementation, case, timeout=30)
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
@@ -183,6 +183,30 @@ def goes_on_after_an_error(rank: int) -> None:
 
 def test_goes_on_after_an_error() -> None:
     run_ranks(goes_on_after_an_error, 2)
+
+
+def names_by_bucket(rank: int) -> list[list[list[str]]]:
+    """The parameters of each bucket before and after the first backward pass."""
+    ddp = miniddp.DistributedDataParallel(
+        ddp_cases.Crossed(), bucket_cap_mb=0.0001, first_bucket_mb=0.00001
+    )
+    plans = []
+    for _ in range(2):
+        ddp(torch.randn(2, 5), rank == 0).sum().backward()
+        plans.append([[ddp.reducer.names[i] for i in b.indices] for b in ddp.reducer.buckets])
+    return plans
+
+
+def test_buckets_go_from_the_last_layer_to_the_first_and_then_in_ready_order() -> None:
+    (first, rebuilt), of_rank_1 = run_ranks(names_by_bucket, 2)
+    assert [first, rebuilt] == of_rank_1, "all ranks have the same plan"
+    flat = [name for bucket in first for name in bucket]
+    layers = ["large.1", "large.0", "small"]
+    assert flat == [f"{layer}.{kind}" for layer in layers for kind in ("bias", "weight")]
+    assert first[0] == ["large.1.bias"], "the first bucket is small"
+    rebuilt_names = [name for bucket in rebuilt for name in bucket]
+    assert sorted(rebuilt_names) == sorted(flat)
+    assert rebuilt_names[0].startswith("large.1"), "on rank 0 the large branch comes last"
 
 
 def die_in_backward(rank: int) -> None:

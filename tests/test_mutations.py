@@ -1,0 +1,186 @@
+"""Break one line at a time: a named test must notice.
+
+Each mutation is a mistake that somebody could make, or has published.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DDP = "tests/miniddp/test_ddp.py::"
+
+
+class Mutation(NamedTuple):
+    what: str
+    file: str
+    line: str
+    broken: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "skip the divide",
+        "reducer.py",
+        "self._scale = 1 / self._world_size",
+        "self._scale = 1.0",
+        f"{DDP}test_two_ranks[follows_single_process-miniddp]",
+    ),
+    Mutation(
+        "forward bucket order",
+        "reducer.py",
+        "self._build(list(reversed(range(len(self.parameters)))))",
+        "self._build(list(range(len(self.parameters))))",
+        f"{DDP}test_buckets_go_from_the_last_layer_to_the_first_and_then_in_ready_order",
+    ),
+    Mutation(
+        "forgotten reset of the buckets",
+        "reducer.py",
+        "bucket.pending = len(bucket.indices)",
+        "pass",
+        f"{DDP}test_two_ranks[follows_single_process-miniddp]",
+    ),
+    Mutation(
+        "every rank rebuilds in its own ready order",
+        "reducer.py",
+        "dist.broadcast(order, group=self.control_group, group_src=0)",
+        "pass",
+        f"{DDP}test_two_ranks[ready_order_differs-miniddp]",
+    ),
+    Mutation(
+        "gradients are lost when buckets are rebuilt",
+        "reducer.py",
+        "parameter.grad = self._view_of[i].copy_(old_views[i])",
+        "parameter.grad = None",
+        f"{DDP}test_two_ranks[two_backwards_accumulate-miniddp]",
+    ),
+    Mutation(
+        "a parameter without gradient goes unnoticed",
+        "reducer.py",
+        "if not self.find_unused_parameters and min(counts) < self._world_size:",
+        "if False:",
+        f"{DDP}test_a_parameter_without_gradient_is_named_on_every_rank",
+    ),
+    Mutation(
+        "a second backward is synchronised again",
+        "reducer.py",
+        "if forward.synchronised:",
+        "if False:",
+        f"{DDP}test_a_second_backward_through_one_forward",
+    ),
+    Mutation(
+        "gradients are not copied out of the bucket",
+        "reducer.py",
+        "parameter.grad.copy_(view)",
+        "pass",
+        f"{DDP}test_two_ranks[gradients_not_views-miniddp]",
+    ),
+    Mutation(
+        "no_sync covers nothing",
+        "ddp.py",
+        "self.require_backward_grad_sync = False",
+        "pass",
+        f"{DDP}test_two_ranks[accumulation-miniddp]",
+    ),
+    Mutation(
+        "no_sync is never left",
+        "ddp.py",
+        "self.require_backward_grad_sync = before",
+        "pass",
+        f"{DDP}test_two_ranks[no_sync_is_restored_after_an_exception-miniddp]",
+    ),
+    Mutation(
+        "buffers are not broadcast before forward",
+        "ddp.py",
+        "self._broadcast_buffers()",
+        "pass",
+        f"{DDP}test_two_ranks[batch_norm_buffers-miniddp]",
+    ),
+    Mutation(
+        "weights are not broadcast at the start",
+        "ddp.py",
+        "broadcast_module(module, group)",
+        "pass",
+        f"{DDP}test_two_ranks[follows_single_process-miniddp]",
+    ),
+    Mutation(
+        "a bucket closes one parameter late",
+        "bucket.py",
+        ">= caps.get(kinds[i], first_cap_bytes)",
+        "> caps.get(kinds[i], first_cap_bytes)",
+        "tests/miniddp/test_bucket.py::test_the_same_plan_as_torch",
+    ),
+    Mutation(
+        "a hook sums without dividing",
+        "hooks.py",
+        "tensor.div_(dist.get_world_size(process_group))",
+        "pass",
+        "tests/miniddp/test_hooks.py::test_the_mean_up_to_the_precision_of_what_is_sent",
+    ),
+    Mutation(
+        "PowerSGD forgets what it lost",
+        "hooks.py",
+        "matrix.add_(error)",
+        "pass",
+        "tests/miniddp/test_hooks.py::test_power_sgd_makes_up_for_what_it_lost",
+    ),
+    Mutation(
+        "the ring sends the wrong chunk",
+        "ring.py",
+        "((rank - step - 1) % size, (rank - step - 2) % size)",
+        "((rank - step) % size, (rank - step - 2) % size)",
+        "tests/miniddp/test_ring.py::test_each_rank_receives_what_its_left_neighbour_sends",
+    ),
+    Mutation(
+        "the ring stops one step early",
+        "ring.py",
+        "(rank - step - 1) % size) for step in range(size - 1)]",
+        "(rank - step - 1) % size) for step in range(size - 2)]",
+        "tests/miniddp/test_ring.py::test_all_gather_brings_every_chunk_to_every_rank",
+    ),
+    Mutation(
+        "SimpleDDP sums without dividing",
+        "naive.py",
+        "gradient /= world_size",
+        "pass",
+        "tests/miniddp/test_naive.py::test_every_rank_trains_like_one_process",
+    ),
+    Mutation(
+        "every rank takes the first shard",
+        "sampler.py",
+        "return range(rank, length, world_size)",
+        "return range(0, length, world_size)",
+        "tests/miniddp/test_sampler.py::test_indices_are_torchs",
+    ),
+    Mutation(
+        "every epoch has the same shuffle",
+        "sampler.py",
+        "manual_seed(seed + epoch)",
+        "manual_seed(seed)",
+        "tests/miniddp/test_sampler.py::test_another_epoch_and_another_seed_are_other_orders",
+    ),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[m.what for m in MUTATIONS])
+def test_a_broken_line_is_noticed(mutation: Mutation, tmp_path: Path) -> None:
+    package = tmp_path / "miniddp"
+    shutil.copytree(ROOT / "src/miniddp", package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (package / mutation.file).read_text()
+    assert source.count(mutation.line) == 1, f"{mutation.file} has not one line {mutation.line!r}"
+    (package / mutation.file).write_text(source.replace(mutation.line, mutation.broken))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert result.returncode == 1, f"{mutation.test} did not notice:\n{result.stdout[-2000:]}"
