@@ -72,7 +72,7 @@ def collectives(rank: int) -> dict[str, torch.Tensor | None]:
 
 
 def cell(tensor: torch.Tensor | None) -> str:
-    return "(nothing)" if tensor is None else " ".join(f"{value:.0f}" for value in tensor.tolist())
+    return "(undefined)" if tensor is None else " ".join(f"{value:.0f}" for value in tensor.tolist())
 
 
 held = miniddp.run_ranks(collectives, 3)
@@ -126,10 +126,10 @@ def walk(rank: int) -> list[float]:
         arrived = torch.empty(1)
         place.wait(place.exchange(chunks[send], arrived))
         chunks[receive].add_(arrived)
-        print(f"reduce-scatter {step}: {show(tensor)}  sent {send}, added to {receive}")
+        print(f"reduce-scatter {step}: {show(tensor)}\n  sent {send}, added to {receive}")
     for step, (send, receive) in enumerate(ring.all_gather_steps(rank, 3)):
         place.wait(place.exchange(chunks[send], chunks[receive]))
-        print(f"all-gather {step}:     {show(tensor)}  sent {send}, replaced {receive}")
+        print(f"all-gather {step}:     {show(tensor)}\n  sent {send}, replaced {receive}")
     return tensor.tolist()
 
 
@@ -146,7 +146,8 @@ show_ranks(walked)
 
 # %% name="wrong"
 def wrong_all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    return [((rank + step) % size, (rank + step + 1) % size) for step in range(size - 1)]
+    steps = range(size - 1)
+    return [((rank + step) % size, (rank + step + 1) % size) for step in steps]
 
 
 LENGTH = 12
@@ -190,12 +191,16 @@ table(rows, ["ranks", *DATA])
 def rounding(rank: int) -> list[list[float]]:
     ours = torch.full((3,), [1e8, -1e8, 1.0][rank])
     theirs = ours.clone()
-    print("has ", " ".join(f"{value:g}" for value in ours.tolist()))
+    print("has ", columns(ours))
     ring.all_reduce(ours)
     dist.all_reduce(theirs)
-    print("ring", show(ours))
-    print("gloo", show(theirs))
+    print("ring", columns(ours))
+    print("gloo", columns(theirs))
     return [ours.tolist(), theirs.tolist()]
+
+
+def columns(tensor: torch.Tensor) -> str:
+    return " ".join(f"{value:6g}" for value in tensor.tolist())
 
 
 rounded = miniddp.run_ranks(rounding, 3)
@@ -235,7 +240,7 @@ for world_size in (2, 3, 4):
     assert max(worst[world_size]) < 1e-5, "only rounding may differ"
 table(
     [
-        [f"{length:,}", *(f"{worst[world_size][i]:.1e}" for world_size in worst)]
+        [f"{length:,}", *(f"{worst[world_size][i]:.1e}".replace("0.0e+00", "0") for world_size in worst)]
         for i, length in enumerate(LENGTHS)
     ],
     ["elements", *(f"{world_size} ranks" for world_size in worst)],
@@ -281,10 +286,10 @@ table(
     rows,
     [
         "ranks",
-        "ring: every rank sends, bytes",
-        "the same in S",
-        "root-based: rank 0 sends, in S",
-        "root-based: any other rank, in S",
+        "ring, bytes",
+        "ring, in S",
+        "root-based: rank 0, in S",
+        "others, in S",
     ],
 )
 record(tensor_bytes=num_bytes, tensor_elements=NUM_ELEMENTS)
