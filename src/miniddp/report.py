@@ -13,7 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
-    """One step of one rank: its loss (a scalar), its seconds, and those of synchronisation."""
+    """One step of one rank.
+
+    `loss` is a scalar, the mean over the rank's batch before the update. `sync_seconds` is how long
+    the rank waited for the averaged gradients when its own were complete.
+    """
 
     loss: torch.Tensor
     seconds: float
@@ -26,13 +30,17 @@ class Result:
 
     Attributes:
         losses: Of each step, the mean loss over the joined batch before the update.
-        seconds: Training time, data loading included, evaluation not.
+        seconds: Training time, data loading and checkpoints included, evaluation not.
         samples_per_second: Of all ranks together.
-        sync_share: The part of the steps' time (0 to 1) that ``sync_gradients`` took, waiting for
-            slower ranks included, data loading not.
+        sync_share: The part of the steps' time (0 to 1), mean over the ranks, from when a rank's
+            own gradients were complete until they were averaged; waiting for slower ranks is in
+            it, data loading is not. SimpleDDP sends everything in that time. The DDPs send most of
+            it during backward: their share is what backward could not hide, and not what sending
+            costs a backward that it shares the machine with.
         evaluation_loss: Mean loss over the test pairs, after training.
         accuracy: The part of the test pairs (0 to 1) that was classified correctly.
         world_size: How many ranks trained.
+        first_step: How many steps had been taken before, by the training that this one resumed.
     """
 
     losses: list[float]
@@ -42,6 +50,7 @@ class Result:
     evaluation_loss: float
     accuracy: float
     world_size: int
+    first_step: int = 0
 
 
 def summarise(
@@ -50,6 +59,7 @@ def summarise(
     batch_size: int,
     evaluation_loss: float,
     accuracy: float,
+    first_step: int = 0,
 ) -> Result:
     """This rank's steps and training time, averaged with those of the other ranks."""
     losses = torch.stack([step.loss for step in history]).double()
@@ -67,6 +77,7 @@ def summarise(
         evaluation_loss=evaluation_loss,
         accuracy=accuracy,
         world_size=dist.get_world_size(),
+        first_step=first_step,
     )
 
 

@@ -2,161 +2,127 @@
 
     python -m miniddp.train --model tiny
     torchrun --nproc_per_node=2 -m miniddp.train --data-dir data/mrpc --model tiny
+    torchrun --nproc_per_node=2 -m miniddp.train --checkpoint DIR --resume auto
 
-Both train on the same joined batches when ``--batch-size`` times the number of ranks is the same.
+The first two train on the same joined batches when ``--batch-size`` times the number of ranks is
+the same. The last one goes on where it was interrupted, bit for bit, if ``--checkpoint-every`` says
+how often to save.
 """
 
 import functools
-import hashlib
 import itertools
-import json
 import logging
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from miniddp.data import DataError, collate, encode, load_mrpc
-from miniddp.model import SIZES, load_model, load_tokenizer
+from miniddp.accumulation import global_mean
+from miniddp.batches import Batch, batches, build_data, build_loader, step_count, to_device
+from miniddp.clock import clock
+from miniddp.command_line import parse_options
+from miniddp.data import DataError, collate
+from miniddp.model import load_model
 from miniddp.naive import SimpleDDP
-from miniddp.options import option, parse_options
-from miniddp.process import destroy_process_group, device, get, init_process_group, set_seed
+from miniddp.options import Options, TrainingError
+from miniddp.process import (
+    check_group,
+    destroy_process_group,
+    device,
+    get,
+    init_process_group,
+    set_seed,
+)
+from miniddp.profiling import Profiler
 from miniddp.report import Result, Step, log_summary, summarise
-from miniddp.sampler import DistributedSampler, shard
+from miniddp.resume import Checkpoints, check_folders
+from miniddp.sampler import EvaluationSampler
+from miniddp.scalars import Scalars
+from miniddp.schedule import build_optimizer
+from miniddp.state_file import CheckpointError
+from miniddp.training_step import TrainingStep, check_amp
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Batch = dict[str, torch.Tensor]
+__all__ = ["Options", "Result", "evaluate", "main", "train", "train_step"]
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What can be chosen; every field is also a flag of the command line.
-
-    Raises:
-        ValueError: a value that cannot be trained with.
-    """
-
-    data_dir: str | None = option(None, "folder with the original MRPC files")
-    model: str = option("tiny", f"size of the model: {', '.join(SIZES)}")
-    pretrained: bool = option(True, "use the published weights where there are any (360m)")
-    epochs: int = option(1, "passes over the training pairs")
-    steps: int | None = option(None, "stop after this many steps")
-    batch_size: int = option(16, "pairs per rank in each step; the joined batch is ranks x this")
-    lr: float = option(1e-3, "learning rate of AdamW; pretrained weights want about 2e-5")
-    max_length: int = option(128, "tokens of a pair after which the rest is cut off")
-    seed: int = option(0, "seed of the initial weights and of the order of the pairs")
-
-    def __post_init__(self) -> None:
-        if self.model not in SIZES:
-            raise ValueError(f"model must be one of {', '.join(SIZES)}, got {self.model!r}")
-        for name in ("epochs", "steps", "batch_size", "max_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr must be a positive number, got {self.lr}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
 
 
 def train(options: Options) -> Result:
     """Trains and evaluates as one rank of the default process group, which must be running.
 
-    Raises:
+    Raises, on every rank:
         DataError: the data cannot be used, or the training pairs do not fill one joined batch.
+        TrainingError: this machine cannot do what the options ask for, or a folder cannot be used.
+        CheckpointError: a checkpoint cannot be resumed or saved.
     """
+    check_group()
+    check_amp(options.amp)
+    check_folders(options)
     set_seed(options.seed)
-    train_data, test_data, tokenizer = build_data(options)
-    model = SimpleDDP(load_model(options.model, options.pretrained).to(device()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
+    train_data, test_data, tokenizer, digest = build_data(options)
+    module = load_model(options.model, options.pretrained).to(device())
+    optimizer, scheduler = build_optimizer(module, options)
+    step = TrainingStep(module, optimizer, options.ddp, options.amp, options.clip)
     loader = build_loader(train_data, tokenizer, options)
+    state = {"model": module, "optimizer": optimizer, "scheduler": scheduler}
+    state |= {"scaler": step.scaler, "sampler": loader.sampler}
+    checkpoints = Checkpoints(options, state, digest)
+    set_seed(options.seed, rank_offset=get("rank"))  # the ranks drop out other activations
+    first_step = checkpoints.resume()
 
-    start = clock()
-    history = fit(model, optimizer, loader, options)
-    seconds = clock() - start
-    evaluation_loss, accuracy = evaluate(model.module, test_data, tokenizer, options.batch_size)
-    result = summarise(history, seconds, options.batch_size, evaluation_loss, accuracy)
+    with Scalars(options.tensorboard) as scalars:
+        start = clock()
+        history = fit(step, scheduler, loader, options, checkpoints, scalars, first_step)
+        seconds = clock() - start
+        loss, accuracy = evaluate(module, test_data, tokenizer, options.batch_size)
+        scalars.write(
+            first_step + len(history), {"evaluation/loss": loss, "evaluation/accuracy": accuracy}
+        )
+    result = summarise(history, seconds, options.batch_size, loss, accuracy, first_step)
     log_summary(result)
     return result
 
 
-def build_data(options: Options) -> tuple["Dataset", "Dataset", Any]:
-    """Encoded training and test pairs, and their tokenizer; checked to be alike on every rank."""
-    pairs = {split: load_mrpc(options.data_dir, split) for split in ("train", "test")}
-    joined_batch = get("ws") * options.batch_size
-    if len(pairs["train"]) < joined_batch:
-        raise DataError(
-            f"world size {get('ws')} x batch size {options.batch_size} needs {joined_batch} "
-            f"training pairs in each step, found {len(pairs['train'])}: use fewer ranks or "
-            "smaller batches"
-        )
-    rows = pairs["train"][:]
-    sentences = rows["sentence1"] + rows["sentence2"]
-    tokenizer = load_tokenizer(sentences, options.model, options.pretrained)
-    encoded = {split: encode(data, tokenizer, options.max_length) for split, data in pairs.items()}
-    check_same_data(encoded)
-    return encoded["train"], encoded["test"], tokenizer
-
-
-def check_same_data(encoded: dict[str, "Dataset"]) -> None:
-    """Raises a DataError on every rank if the ranks loaded or tokenized different pairs."""
-    content = json.dumps([data[:] for data in encoded.values()]).encode()
-    digests: list[str] = [""] * get("ws")
-    dist.all_gather_object(digests, hashlib.sha256(content).hexdigest())
-    other = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-    if other:
-        raise DataError(f"rank {', '.join(other)} loaded other pairs or tokens than rank 0")
-
-
-def build_loader(data: "Dataset", tokenizer: Any, options: Options) -> DataLoader[Any]:
-    """This rank's batches of every epoch, in an order that any number of ranks shares.
-
-    Rank r of n takes every n-th of the shuffled pairs, so step k joins the k-th run of
-    ``n x batch_size`` pairs: the batch that one process would take. What does not fill a joined
-    batch is left out, for that epoch.
-    """
-    sampler = DistributedSampler(data, seed=options.seed, drop_last=True)
-    return DataLoader(
-        cast(Any, data),
-        batch_size=options.batch_size,
-        sampler=sampler,
-        collate_fn=functools.partial(collate, tokenizer=tokenizer),
-        drop_last=True,
-    )
-
-
 def fit(
-    model: SimpleDDP, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], options: Options
+    step: TrainingStep,
+    scheduler: LambdaLR,
+    loader: DataLoader[Any],
+    options: Options,
+    checkpoints: Checkpoints,
+    scalars: Scalars,
+    first_step: int,
 ) -> list[Step]:
-    """Trains for the epochs, or fewer steps, that were asked for; returns every step."""
-    from tqdm import tqdm
-
-    total = len(loader) * options.epochs
-    total = min(total, options.steps or total)
+    """Trains from ``first_step`` to the last one that was asked for; returns every step."""
+    total = step_count(loader, options)
+    if first_step >= total:
+        raise TrainingError(
+            f"nothing is left to train: the checkpoint is of step {first_step} of {total}"
+        )
     history: list[Step] = []
-    model.train()
-    with tqdm(total=total, unit="step", disable=None if get("rank") == 0 else True) as bar:
-        for batch in itertools.islice(batches(loader, options.epochs), total):
-            history.append(train_step(model, optimizer, batch))
+    step.model.train()
+    with progress_bar(first_step, total) as bar, profiler(options.profile) as profile:
+        todo = itertools.islice(batches(loader, options), total - first_step)
+        for number, micro_batches in enumerate(todo, first_step + 1):
+            if options.plain:
+                history.append(train_step(step.model, step.optimizer, *micro_batches))
+            else:
+                history.append(step(micro_batches))
+            scalars.write_step(number, history[-1], float(scheduler.get_last_lr()[0]))
+            scheduler.step()
+            checkpoints.after(number, is_last=number == total)
+            if profile is not None:
+                profile.step()
             bar.set_postfix(loss=f"{history[-1].loss.item():.3f}", refresh=False)
             bar.update()
     return history
-
-
-def batches(loader: DataLoader[Any], epochs: int) -> Iterator[Batch]:
-    """The batches of one epoch after the other, each in an order of its own."""
-    for epoch in range(epochs):
-        cast(DistributedSampler, loader.sampler).set_epoch(epoch)
-        yield from loader
 
 
 def train_step(model: SimpleDDP, optimizer: torch.optim.Optimizer, batch: Batch) -> Step:
@@ -172,38 +138,36 @@ def train_step(model: SimpleDDP, optimizer: torch.optim.Optimizer, batch: Batch)
     return Step(loss.detach(), clock() - start, sync_done - backward_done)
 
 
+def progress_bar(first_step: int, total: int) -> Any:
+    """Steps, rate and time left, on rank 0's terminal; nothing where the output is a file."""
+    from tqdm import tqdm
+
+    hidden = None if get("rank") == 0 else True
+    return tqdm(initial=first_step, total=total, unit="step", disable=hidden)
+
+
+def profiler(folder: str | None) -> AbstractContextManager[Profiler | None]:
+    """A profiler that writes into ``folder``, or None."""
+    return nullcontext() if folder is None else Profiler(folder)
+
+
 @torch.no_grad()
 def evaluate(model: Any, data: "Dataset", tokenizer: Any, batch_size: int) -> tuple[float, float]:
     """Mean loss and accuracy over all of ``data``, each pair counted once.
 
     The shards may differ in length: the ranks add up sums and counts, never means.
     """
-    mine = data.select(shard(len(data), get("ws"), get("rank")))
+    sampler = EvaluationSampler(data)
     collate_batch = functools.partial(collate, tokenizer=tokenizer)
-    totals = torch.zeros(3, dtype=torch.float64, device=device())
+    sums = torch.zeros(2, dtype=torch.float64, device=device())
     model.eval()
-    for batch in DataLoader(mine, batch_size, collate_fn=collate_batch):
+    for batch in DataLoader(data, batch_size, sampler=sampler, collate_fn=collate_batch):
         batch = to_device(batch)
         output, labels = model(**batch), batch["labels"]
         correct = (output.logits.argmax(dim=-1) == labels).sum()
-        totals += torch.stack(
-            [output.loss * len(labels), correct, torch.ones_like(correct) * len(labels)]
-        )
-    dist.all_reduce(totals)
-    loss_sum, correct_count, count = totals.tolist()
-    return loss_sum / count, correct_count / count
-
-
-def to_device(batch: Batch) -> Batch:
-    """The batch on this rank's device."""
-    return {name: tensor.to(device()) for name, tensor in batch.items()}
-
-
-def clock() -> float:
-    """Seconds, read once this rank's device has done all it was given."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        sums += torch.stack([output.loss * len(labels), correct])
+    loss, accuracy = global_mean(sums, len(sampler)).tolist()
+    return loss, accuracy
 
 
 def start() -> None:
@@ -220,12 +184,12 @@ def start() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains with the options of the command line; bad data ends in one line and exit code 1."""
+    """Trains with the options of the command line; bad input ends in one line and exit code 1."""
     options = parse_options(Options, "miniddp.train", __doc__, arguments)
     start()
     try:
         train(options)
-    except DataError as error:
+    except (DataError, TrainingError, CheckpointError) as error:
         sys.exit(f"miniddp.train: error: {error}")
     finally:
         destroy_process_group()

@@ -1,70 +1,36 @@
+"""The whole program: the same training however it is cut up, and what it writes."""
+
+import fcntl
 import itertools
 import logging
-import math
 import os
-import signal
-import subprocess
+import pty
+import struct
 import sys
-from dataclasses import FrozenInstanceError, asdict, replace
-from pathlib import Path
+import termios
+from dataclasses import replace
 
 import pytest
 import torch
 
 from miniddp import data, run_ranks
+from miniddp.batches import batches, build_data, build_loader, step_count
 from miniddp.data import collate, encode
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model, train_tokenizer
-from miniddp.options import parse_options
 from miniddp.process import set_seed
+from miniddp.profiling import REGIONS
 from miniddp.report import Result, log_summary
-from miniddp.train import Options, build_data, build_loader, evaluate, train
+from miniddp.trace import read_trace
+from miniddp.train import evaluate, train
 
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
-SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
+from .training_cases import OFFLINE, SHORT, command, train_each, write_pairs
 
-
-def train_on(world_size: int, options: Options) -> list[Result]:
-    def train_on_one_thread(rank):
-        torch.set_num_threads(1)  # two threads on a busy machine wait for each other
-        return train(options)
-
-    return run_ranks(train_on_one_thread, world_size, timeout=120, env=OFFLINE)
+JOINED = 24
+"""Pairs in each step of the runs that are compared, over all ranks."""
 
 
-def write_pairs(folder: Path, count: int) -> Path:
-    """The first pairs of the sample as the files that ``--data-dir`` wants."""
-    folder.mkdir(exist_ok=True)
-    text = "".join(data.SAMPLE.read_text("utf-8").splitlines(keepends=True)[: count + 1])
-    for name in data.FILES.values():
-        (folder / name).write_text(text, "utf-8")
-    return folder
-
-
-def command(*arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        if ranks
-        else []
-    )
-    process = subprocess.Popen(
-        [sys.executable, *launcher, "-m", "miniddp.train", *arguments],
-        env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -74,68 +40,98 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def alone() -> Result:
-    return train_on(1, SHORT)[0]
+    return train_each(1, replace(SHORT, batch_size=JOINED))[0][0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_with_a_part_of_the_batch_train_like_one_process(alone, world_size):
-    results = train_on(world_size, replace(SHORT, batch_size=SHORT.batch_size // world_size))
-    assert results[1:] == results[:-1]
-    assert len(results[0].losses) == SHORT.steps
-    assert results[0].losses == pytest.approx(alone.losses, abs=1e-4)
-    assert results[0].evaluation_loss == pytest.approx(alone.evaluation_loss, abs=1e-4)
-    assert results[0].accuracy == alone.accuracy
+CUT_UP = {
+    "simple": {},
+    "miniddp": {"ddp": "miniddp"},
+    "torch": {"ddp": "torch"},
+    "2 micro-batches": {"accumulation": 2},
+    "3 micro-batches": {"accumulation": 3, "ddp": "miniddp"},
+    "4 micro-batches": {"accumulation": 4, "ddp": "torch"},
+    "idle clipping": {"clip": 1e6},
+}
 
 
-def test_another_seed_or_batch_size_gives_another_curve(alone):
-    for options in (replace(SHORT, seed=1), replace(SHORT, batch_size=6)):
-        assert train_on(1, options)[0].losses != pytest.approx(alone.losses, abs=1e-3)
+@pytest.fixture(scope="module")
+def on_two_ranks() -> dict[str, list[Result]]:
+    half = replace(SHORT, batch_size=JOINED // 2)
+    results = train_each(2, *(replace(half, **changes) for changes in CUT_UP.values()))
+    return dict(zip(CUT_UP, zip(*results, strict=True), strict=True))
 
 
-def test_the_loss_falls(tmp_path):
-    few = write_pairs(tmp_path, 24)
-    result = train_on(1, replace(SHORT, data_dir=str(few), epochs=30, steps=None))[0]
-    assert len(result.losses) == 60
-    assert sum(result.losses[-5:]) / 5 < 0.5 * sum(result.losses[:5]) / 5
+@pytest.mark.parametrize("case", CUT_UP)
+def test_two_ranks_train_like_one_process_with_the_joined_batch(alone, on_two_ranks, case):
+    first, second = on_two_ranks[case]
+    assert first == second
+    assert len(first.losses) == SHORT.steps
+    assert first.losses == pytest.approx(alone.losses, abs=1e-4)
+    assert first.evaluation_loss == pytest.approx(alone.evaluation_loss, abs=1e-4)
+    assert first.accuracy == alone.accuracy
 
 
-def test_the_measures_of_a_result_belong_together():
-    result = train_on(2, SHORT)[0]
-    samples = SHORT.steps * SHORT.batch_size * result.world_size
-    assert result.world_size == 2
-    assert result.samples_per_second == pytest.approx(samples / result.seconds)
+@pytest.mark.parametrize("case", CUT_UP)
+def test_the_measures_of_a_result_belong_together(on_two_ranks, case):
+    result = on_two_ranks[case][0]
+    assert (result.world_size, result.first_step) == (2, 0)
+    assert result.samples_per_second == pytest.approx(SHORT.steps * JOINED / result.seconds)
     assert 0 < result.sync_share < 1
     assert 0 <= result.accuracy <= 1
 
 
+def test_three_ranks_train_like_one_process(alone):
+    results = train_each(3, replace(SHORT, batch_size=JOINED // 3))
+    assert results[0] == results[1] == results[2]
+    assert results[0][0].losses == pytest.approx(alone.losses, abs=1e-4)
+    assert results[0][0].accuracy == alone.accuracy
+
+
+def test_the_loss_falls_and_other_options_give_other_curves(alone, tmp_path):
+    few = write_pairs(tmp_path, 24)
+    long = replace(SHORT, data_dir=str(few), epochs=30, steps=None)
+    again = replace(SHORT, batch_size=JOINED)
+    changes = [{"seed": 1}, {"lr": 1e-4}, {"clip": 0.01}, {"warmup": 5}, {"scale_lr": True}]
+    ((falling, same, *others),) = train_each(
+        1, long, again, *(replace(again, **change) for change in changes)
+    )
+    assert len(falling.losses) == 60
+    assert sum(falling.losses[-5:]) / 5 < 0.5 * sum(falling.losses[:5]) / 5
+    assert same.losses == alone.losses
+    for other, change in zip(others, changes, strict=True):
+        assert other.losses != pytest.approx(alone.losses, abs=1e-4), change
+
+
 def test_steps_may_end_training_early_but_never_extend_it(tmp_path):
-    few = write_pairs(tmp_path, 30)
-    options = replace(SHORT, data_dir=str(few), steps=None, epochs=2)
-    assert len(train_on(1, options)[0].losses) == 4
-    assert len(train_on(1, replace(options, steps=3))[0].losses) == 3
-    assert len(train_on(1, replace(options, steps=99))[0].losses) == 4
+    few = replace(SHORT, data_dir=str(write_pairs(tmp_path, 30)), steps=None, epochs=2)
+    ((whole, shorter, longer),) = train_each(1, few, replace(few, steps=3), replace(few, steps=99))
+    assert [len(result.losses) for result in (whole, shorter, longer)] == [4, 3, 4]
+    assert shorter.losses == whole.losses[:3]
 
 
-def token_batches(rank: int, batch_size: int) -> list[list[list[int]]]:
-    """What this rank gets in the second epoch: for each batch the tokens of its pairs."""
-    options = replace(SHORT, batch_size=batch_size)
-    train_data, _, tokenizer = build_data(options)
-    loader = build_loader(train_data, tokenizer, options)
-    loader.sampler.set_epoch(1)
+def token_batches(rank: int, batch_size: int, accumulation: int) -> list[list[list[int]]]:
+    """What this rank gets in the second epoch: for each step the tokens of its pairs."""
+    options = replace(SHORT, batch_size=batch_size, accumulation=accumulation, epochs=2, steps=None)
+    found = build_data(options)
+    loader = build_loader(found.train, found.tokenizer, options)
+    steps = list(batches(loader, options))
+    assert len(steps) == step_count(loader, options)
     return [
-        [ids[mask.bool()].tolist() for ids, mask in zip(*batch_of(batch), strict=True)]
-        for batch in loader
+        [
+            ids[mask.bool()].tolist()
+            for batch in step
+            for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ]
+        for step in steps[len(steps) // 2 :]
     ]
 
 
-def batch_of(batch):
-    return batch["input_ids"], batch["attention_mask"]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_joined_batches_are_the_same_for_any_number_of_ranks(world_size):
-    alone = run_ranks(token_batches, 1, 12, timeout=120, env=OFFLINE)[0]
-    ranks = run_ranks(token_batches, world_size, 12 // world_size, timeout=120, env=OFFLINE)
+@pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 1)])
+def test_joined_batches_are_the_same_however_they_are_cut_up(world_size, accumulation):
+    alone = run_ranks(token_batches, 1, 12, 1, timeout=120, env=OFFLINE)[0]
+    ranks = run_ranks(
+        token_batches, world_size, 12 // world_size, accumulation, timeout=120, env=OFFLINE
+    )
     joined = [sorted(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)]
     assert joined == [sorted(batch) for batch in alone]
     assert len(joined) == len(data.read_sample("train")) // 12
@@ -144,8 +140,8 @@ def test_joined_batches_are_the_same_for_any_number_of_ranks(world_size):
 def test_evaluation_counts_every_pair_once_on_uneven_shards():
     def evaluate_untrained(rank):
         set_seed(0)
-        _, test_data, tokenizer = build_data(SHORT)
-        return evaluate(load_model("tiny").eval(), test_data, tokenizer, batch_size=4)
+        found = build_data(SHORT)
+        return evaluate(load_model("tiny").eval(), found.test, found.tokenizer, batch_size=4)
 
     measured = run_ranks(evaluate_untrained, 3, timeout=120, env=OFFLINE)
 
@@ -171,24 +167,29 @@ def test_evaluation_counts_every_pair_once_on_uneven_shards():
 def test_data_that_does_not_fill_one_joined_batch_is_refused_on_every_rank(tmp_path):
     few = write_pairs(tmp_path, 3)
     with pytest.raises(RanksFailed) as caught:
-        train_on(4, replace(SHORT, data_dir=str(few), batch_size=1))
+        train_each(4, replace(SHORT, data_dir=str(few), batch_size=1))
     assert set(caught.value.tracebacks) == {0, 1, 2, 3}
     for text in caught.value.tracebacks.values():
         assert "world size 4 x batch size 1 needs 4 training pairs in each step, found 3" in text
 
 
-def test_ranks_that_load_other_data_are_named_on_every_rank(tmp_path):
+def test_ranks_with_other_data_or_without_any_are_named_on_every_rank(tmp_path):
     write_pairs(tmp_path / "0", 40)
     write_pairs(tmp_path / "1", 41)
 
-    def train_with_own_data(rank):
-        train(replace(SHORT, data_dir=str(tmp_path / str(rank))))
+    def errors(rank):
+        found = []
+        for folder in (str(rank), "0" if rank == 0 else "nowhere"):
+            with pytest.raises(data.DataError) as caught:
+                train(replace(SHORT, data_dir=str(tmp_path / folder)))
+            found.append(str(caught.value))
+        return found
 
-    with pytest.raises(RanksFailed) as caught:
-        run_ranks(train_with_own_data, 2, timeout=120, env=OFFLINE)
-    assert set(caught.value.tracebacks) == {0, 1}
-    for text in caught.value.tracebacks.values():
-        assert "rank 1 loaded other pairs or tokens than rank 0" in text
+    other = "rank 1 loaded other pairs or tokens than rank 0"
+    missing = f"rank 1: {tmp_path / 'nowhere'}: there is no such folder; looked for "
+    for found in run_ranks(errors, 2, timeout=120, env=OFFLINE):
+        assert found[0] == other
+        assert found[1].startswith(missing)
 
 
 def test_training_needs_a_process_group():
@@ -196,72 +197,91 @@ def test_training_needs_a_process_group():
         train(SHORT)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("model", "huge", "model must be one of tiny, 5m, 25m, 135m, 360m, got 'huge'"),
-        ("epochs", 0, "epochs must be at least 1, got 0"),
-        ("steps", 0, "steps must be at least 1, got 0"),
-        ("batch_size", -1, "batch_size must be at least 1, got -1"),
-        ("max_length", 0, "max_length must be at least 1, got 0"),
-        ("lr", math.nan, "lr must be a positive number, got nan"),
-        ("lr", math.inf, "lr must be a positive number, got inf"),
-        ("seed", -1, "seed must not be negative, got -1"),
-    ],
-)
-def test_bad_values_are_refused_by_the_dataclass_and_in_one_line_by_the_program(
-    capsys, name, value, expected
-):
-    with pytest.raises(ValueError, match=expected):
-        Options(**{name: value})
-    flag = "--" + name.replace("_", "-")
-    with pytest.raises(SystemExit) as ended:
-        parse_options(Options, "miniddp.train", "", [f"{flag}={value}"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"miniddp.train: error: {expected}\n"
+def test_curves_for_tensorboard_hold_what_the_result_says(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: no curves to read")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = replace(SHORT, scale_lr=True, warmup=2, tensorboard=str(tmp_path))
+    result = train_each(2, options)[0][0]
+    (file,) = tmp_path.iterdir()
+    curves = EventAccumulator(str(file)).Reload()
+
+    def curve(name):
+        return [(point.step, point.value) for point in curves.Scalars(name)]
+
+    numbers, losses = zip(*curve("train/loss"), strict=True)
+    assert numbers == tuple(range(1, SHORT.steps + 1))
+    assert list(losses) == pytest.approx(result.losses)
+    rates = [1e-3, 1.25e-3, 1.5e-3, 1.5e-3, 1.5e-3]  # 24 pairs are 1.5 x 16
+    assert [value for _, value in curve("train/learning_rate")] == pytest.approx(rates)
+    assert curve("evaluation/accuracy") == [(SHORT.steps, pytest.approx(result.accuracy))]
+    assert curve("evaluation/loss") == [(SHORT.steps, pytest.approx(result.evaluation_loss))]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--epoch", "2"], "unrecognized arguments: --epoch 2"),
-        (["--epochs", "two"], "argument --epochs: invalid int value: 'two'"),
-        (["--data-dir"], "argument --data-dir: expected one argument"),
-    ],
-)
-def test_unknown_flags_and_bad_types_end_in_one_line(capsys, arguments, expected):
-    with pytest.raises(SystemExit) as ended:
-        parse_options(Options, "miniddp.train", "", arguments)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"miniddp.train: error: {expected}\n"
+def test_tensorboard_that_is_not_installed_is_an_error_on_every_rank(tmp_path):
+    def train_without(rank):
+        if rank == 0:
+            sys.modules["tensorboard"] = None
+        train(replace(SHORT, tensorboard=str(tmp_path)))
+
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(train_without, 2, timeout=120, env=OFFLINE)
+    assert set(caught.value.tracebacks) == {0, 1}
+    for text in caught.value.tracebacks.values():
+        assert "TrainingError: " in text
+        assert "pip install tensorboard" in text
 
 
-def test_every_option_has_a_flag_and_options_cannot_be_changed():
-    chosen = Options("here", "5m", False, 2, 3, 4, 0.5, 6, 7)
-    assert all(getattr(chosen, name) != value for name, value in asdict(Options()).items())
-    arguments = ["--data-dir=here", "--model=5m", "--no-pretrained", "--epochs=2", "--steps=3"]
-    arguments += ["--batch-size=4", "--lr=0.5", "--max-length=6", "--seed=7"]
-    assert parse_options(Options, "miniddp.train", "", arguments) == chosen
-    assert parse_options(Options, "miniddp.train", "", []) == Options()
-    with pytest.raises(FrozenInstanceError):
-        chosen.lr = 1.0
+@pytest.mark.parametrize("ddp", ["simple", "torch"])
+def test_a_trace_has_all_regions_of_the_steps_that_are_profiled(tmp_path, ddp):
+    options = replace(SHORT, ddp=ddp, batch_size=4, accumulation=2, steps=13, profile=str(tmp_path))
+    train_each(2, options)
+    (file,) = tmp_path.iterdir()
+    names = [event.name for event in read_trace(file).events if event.category != "gpu"]
+    per_step = {"data_movement": 2, "forward": 2, "backward": 2, "sync_grads": 1, "opt_step": 1}
+    assert {name: names.count(name) / 5 for name in REGIONS} == per_step
 
 
-def test_the_program_runs_without_torchrun_and_ends_with_a_summary():
-    ended = command("--model=tiny", "--steps=2", "--batch-size=4")
-    assert ended.returncode == 0, ended.stderr
-    loss, speed, evaluation = ended.stderr.splitlines()[-3:]
+def test_the_program_runs_without_torchrun_shows_progress_and_ends_with_a_summary():
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))  # lines, columns
+    try:
+        ended = command("--model=tiny", "--steps=2", "--batch-size=4", stderr=stderr)
+        os.close(stderr)
+        shown = b""
+        while part := _read(terminal):
+            shown += part
+    finally:
+        os.close(terminal)
+    lines = shown.decode().splitlines()
+    assert ended.returncode == 0, lines
+    loss, speed, evaluation = lines[-3:]
     assert loss.startswith("loss: ")
     assert speed.startswith("speed: 2 steps on 1 rank in ")
     assert speed.endswith("of the step time in synchronisation")
     assert evaluation.startswith("evaluation: loss ")
+    bar = next(line for line in lines if "2/2 [" in line)
+    assert "step/s, loss=0." in bar or "s/step, loss=0." in bar
 
 
-def test_torchrun_logs_on_rank_0_only(tmp_path):
-    few = write_pairs(tmp_path, 20)
-    ended = command(f"--data-dir={few}", "--steps=2", "--batch-size=4", ranks=2)
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed and all is read
+        return b""
+
+
+def test_torchrun_logs_on_rank_0_only_and_goes_on_from_a_checkpoint(tmp_path):
+    few = write_pairs(tmp_path / "data", 20)
+    arguments = [f"--data-dir={few}", "--batch-size=4", "--accumulation=2", "--ddp=torch"]
+    arguments += [f"--checkpoint={tmp_path / 'saved'}", "--resume=auto"]
+    ended = command(*arguments, "--steps=1", ranks=2)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("speed: 2 steps on 2 ranks in ") == 1
+    assert ended.stderr.count("training begins anew") == 1
+    ended = command(*arguments, "--steps=2", ranks=2)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("resumed after step 1 from ") == 1
+    assert ended.stderr.count("speed: 1 steps on 2 ranks in ") == 1
     assert ended.stderr.count("train data from ") == 1
 
 

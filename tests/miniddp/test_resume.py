@@ -1,0 +1,189 @@
+"""A training that is interrupted and resumed is the same training, bit for bit."""
+
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from miniddp import run_ranks
+from miniddp.options import Options, TrainingError
+from miniddp.report import Result
+from miniddp.resume import MAY_CHANGE
+from miniddp.state_file import CheckpointError
+
+from .training_cases import OFFLINE, SHORT, write_pairs
+
+STEPS_IN_EPOCH = 5
+STOPS = [3, 5, 7, 10]
+"""In the middle of an epoch, at its end, in the middle of the next one, at the end of training."""
+
+MEASURED = {"seconds", "samples_per_second", "sync_share"}
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory) -> Options:
+    """Two epochs of five steps on two ranks, and two pairs left over in each epoch."""
+    folder = write_pairs(tmp_path_factory.mktemp("data"), STEPS_IN_EPOCH * 2 * 4 + 2)
+    return replace(
+        SHORT, data_dir=str(folder), batch_size=4, accumulation=2, epochs=2, steps=None, warmup=8
+    )
+
+
+def train_with_dropout(options: Options) -> Result:
+    """Trains a model in which every rank draws random numbers in every step."""
+    from miniddp import train
+
+    build = train.load_model
+
+    def load_model(*arguments):
+        model = build(*arguments)
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.3
+        return model
+
+    torch.set_num_threads(1)
+    train.load_model = load_model
+    try:
+        return train.train(options)
+    finally:
+        train.load_model = build
+
+
+def interrupted(rank: int, options: Options, folder: str) -> list[Result]:
+    straight = train_with_dropout(options)
+    saving = replace(options, checkpoint=folder, resume="auto")
+    return [straight, *(train_with_dropout(replace(saving, steps=stop)) for stop in STOPS)]
+
+
+def outcome(result: Result) -> dict[str, object]:
+    return {name: value for name, value in asdict(result).items() if name not in MEASURED}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ddp": "simple"}, {"ddp": "miniddp", "clip": 0.5}, {"ddp": "torch", "amp": "bf16"}],
+    ids=lambda changes: changes["ddp"],
+)
+def test_a_resumed_training_is_the_straight_one_bit_for_bit(tmp_path, options, changes):
+    options = replace(options, **changes)
+    results = run_ranks(interrupted, 2, options, str(tmp_path), timeout=150, env=OFFLINE)
+    straight, *parts = results[0]
+    assert len(straight.losses) == 2 * STEPS_IN_EPOCH
+    assert [part.first_step for part in parts] == [0, *STOPS[:-1]]
+    assert [loss for part in parts for loss in part.losses] == straight.losses
+    last = outcome(parts[-1]) | {"losses": straight.losses, "first_step": 0}
+    assert last == outcome(straight)
+    assert outcome(results[1][-1]) == outcome(parts[-1])
+    saved = sorted(path.name for path in tmp_path.iterdir())
+    assert saved == ["step-00000007.safetensors", "step-00000010.safetensors"]
+
+
+def test_random_numbers_belong_to_the_state_and_checkpoints_come_every_so_many_steps(
+    tmp_path, options
+):
+    from_file = str(tmp_path / "saved" / "step-00000004.safetensors")
+    often = replace(options, checkpoint=str(tmp_path / "saved"), checkpoint_every=2, steps=5)
+
+    def run(rank):
+        from miniddp.train import train
+
+        torch.set_num_threads(1)
+        with_dropout = train_with_dropout(often)
+        names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+        without = train(replace(options, steps=5))
+        resumed = train_with_dropout(replace(options, resume=from_file, steps=5))
+        return with_dropout, names, without, resumed
+
+    with_dropout, names, without, resumed = run_ranks(run, 2, timeout=120, env=OFFLINE)[0]
+    assert names == ["step-00000004.safetensors", "step-00000005.safetensors"]
+    assert with_dropout.losses != without.losses
+    assert resumed.losses == with_dropout.losses[4:]
+
+
+def error_of(options: Options) -> str:
+    from miniddp.train import train
+
+    with pytest.raises((CheckpointError, TrainingError)) as caught:
+        train(options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, options) -> Path:
+    """A folder with the checkpoint of step 2 on two ranks."""
+    from miniddp.train import train
+
+    folder = tmp_path_factory.mktemp("saved")
+    saving = replace(options, checkpoint=str(folder), steps=2)
+    run_ranks(lambda rank: train(saving), 2, timeout=120, env=OFFLINE)
+    return folder
+
+
+def test_what_cannot_be_resumed_is_named_on_every_rank_in_one_line(tmp_path, options, saved):
+    file = saved / "step-00000002.safetensors"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged" / file.name).write_bytes(damaged)
+    (tmp_path / "cut").write_bytes(file.read_bytes()[:5000])
+    (tmp_path / "other").write_text("something else entirely")
+    other_data = str(write_pairs(tmp_path / "data", 44))
+
+    def resume(path, **changes):
+        return replace(options, resume=str(path), **changes)
+
+    cases = {
+        "cannot read": resume(tmp_path / "nowhere"),
+        "there is no checkpoint in": resume(tmp_path / "empty"),
+        "is damaged": resume(tmp_path / "damaged"),
+        "cut off: it has 5000 bytes": resume(tmp_path / "cut"),
+        "is no checkpoint": resume(tmp_path / "other"),
+        "was saved with --lr 0.001, not 0.01": resume(file, lr=0.01),
+        "was saved with --ddp simple, not torch": resume(saved, ddp="torch"),
+        "saved with length=42, now it is 44": resume(saved, data_dir=other_data),
+        "saved with seed=0, now it is 5": resume(saved, seed=5),
+        "nothing is left to train: the checkpoint is of step 2 of 2": resume(saved, steps=2),
+        "go on from them with --resume auto": replace(options, checkpoint=str(saved)),
+    }
+
+    def errors(rank):
+        return [error_of(case) for case in cases.values()]
+
+    first, second = run_ranks(errors, 2, timeout=150, env=OFFLINE)
+    assert first == second
+    for expected, found in zip(cases, first, strict=True):
+        assert expected in found
+
+
+def test_a_checkpoint_of_other_data_of_the_same_length_is_refused(tmp_path, options, saved):
+    shutil.copytree(options.data_dir, tmp_path / "data")
+    file = tmp_path / "data" / "msr_paraphrase_train.txt"
+    text = file.read_text("utf-8")
+    file.write_text(text.replace("\n0\t", "\n1\t", 1), "utf-8")
+    assert file.read_text("utf-8") != text
+    changed = replace(options, data_dir=str(tmp_path / "data"), resume=str(saved))
+    for found in run_ranks(lambda rank: error_of(changed), 2, timeout=120, env=OFFLINE):
+        assert found.endswith("it was saved with other data")
+
+
+def test_a_checkpoint_of_another_number_of_ranks_is_refused(options, saved):
+    resume = replace(options, resume=str(saved))
+    for found in run_ranks(lambda rank: error_of(resume), 3, timeout=120, env=OFFLINE):
+        assert "was saved on 2 ranks, now there are 3" in found
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "profile", "tensorboard"])
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_loaded(tmp_path, name):
+    (tmp_path / "file").touch()
+    options = replace(SHORT, data_dir="nowhere", **{name: str(tmp_path / "file" / "folder")})
+    expected = f"--{name}: cannot write into {tmp_path / 'file' / 'folder'}: Not a directory"
+    found = run_ranks(lambda rank: error_of(options), 2, timeout=120, env=OFFLINE)
+    assert list(found) == [expected] * 2
+
+
+def test_every_option_that_may_change_is_one_of_the_options():
+    assert set(asdict(Options())) >= MAY_CHANGE

@@ -1,0 +1,208 @@
+"""A complete step does what one process with the joined batch does, whatever is switched on."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from miniddp import clock, run_ranks
+from miniddp.clock import SyncClock
+from miniddp.launch import RanksFailed
+from miniddp.naive import SimpleDDP
+from miniddp.options import Options
+from miniddp.schedule import build_optimizer
+from miniddp.train import train_step
+from miniddp.training_step import TrainingStep
+
+from .training_cases import build_regression, flat, learn, regression
+
+DDPS = ["simple", "miniddp", "torch"]
+STEPS = [range(0, 24), range(24, 48), range(40, 64)]
+
+
+def cut(samples, rank: int, world_size: int, count: int) -> list[dict[str, torch.Tensor]]:
+    """A rank's samples of a step, in so many micro-batches."""
+    mine = samples[rank::world_size]
+    size = len(mine) // count
+    return [regression(mine[i * size : (i + 1) * size]) for i in range(count)]
+
+
+def alone(**options) -> torch.Tensor:
+    steps = [[regression(samples)] for samples in STEPS]
+    return run_ranks(lambda rank: learn(steps, **options), 1)[0]
+
+
+@pytest.mark.parametrize("ddp", DDPS)
+def test_any_wrapper_and_any_number_of_micro_batches_learn_what_one_process_learns(ddp):
+    def learn_in_parts(rank):
+        return [
+            learn([cut(samples, rank, 2, count) for samples in STEPS], ddp)
+            for count in (1, 2, 3, 4)
+        ]
+
+    expected = alone()
+    assert (expected - flat(build_regression())).abs().max() > 0.1
+    for found in run_ranks(learn_in_parts, 2):
+        for weights in found:
+            torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ddp", DDPS)
+def test_only_the_last_micro_batch_synchronises_in_forward_and_in_backward(ddp):
+    def watch(rank):
+        step = TrainingStep(module := build_regression(), torch.optim.SGD(module.parameters()), ddp)
+        seen = []
+
+        def note(phase):
+            model = step.model
+            seen.append(
+                (phase, model.do_sync if ddp == "simple" else model.require_backward_grad_sync)
+            )
+
+        module.register_forward_hook(lambda *_: note("forward"))
+        module.layers[0].weight.register_hook(lambda _: note("backward"))
+        step(cut(STEPS[0], rank, 2, 3))
+        return seen
+
+    off = [("forward", False), ("backward", False)]
+    assert run_ranks(watch, 2) == [[*off, *off, ("forward", True), ("backward", True)]] * 2
+
+
+@pytest.mark.parametrize("ddp", DDPS)
+def test_the_loss_of_a_step_is_the_mean_over_its_micro_batches(ddp):
+    def losses(rank):
+        module = build_regression()
+        step = TrainingStep(module, torch.optim.SGD(module.parameters(), lr=0.1), ddp)
+        before = build_regression()(**regression(STEPS[0][rank::2])).loss.item()
+        return step(cut(STEPS[0], rank, 2, 3)).loss.item(), before
+
+    for found, expected in run_ranks(losses, 2):
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("ddp", DDPS)
+def test_clipping_bounds_the_norm_of_the_averaged_gradient(ddp):
+    def clipped(rank):
+        return [
+            learn([cut(STEPS[0], rank, 2, 2)], ddp, lr=1.0, clip=clip) for clip in (0.01, 1e6, None)
+        ]
+
+    before = flat(build_regression())
+    (expected,) = run_ranks(lambda rank: learn([[regression(STEPS[0])]], lr=1.0), 1)
+    whole = expected - before
+    for small, large, unclipped in run_ranks(clipped, 2):
+        torch.testing.assert_close(small - before, 0.01 * whole / whole.norm(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(large, expected, atol=1e-6, rtol=1e-5)
+        assert torch.equal(large, unclipped)
+
+
+def test_the_plain_step_and_the_complete_one_agree_bit_for_bit():
+    def both(rank):
+        module = build_regression()
+        model, optimizer = SimpleDDP(module), torch.optim.SGD(module.parameters(), lr=0.1)
+        for samples in STEPS:
+            train_step(model, optimizer, regression(samples[rank::2]))
+        return flat(module), learn([[regression(samples[rank::2])] for samples in STEPS])
+
+    for plain, complete in run_ranks(both, 2):
+        assert torch.equal(plain, complete)
+
+
+@pytest.mark.parametrize("ddp", DDPS)
+def test_bf16_computes_in_half_precision_and_keeps_the_weights_in_float32(ddp):
+    def learn_in_bf16(rank):
+        module = build_regression()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        step = TrainingStep(module, optimizer, ddp, amp="bf16")
+        loss = step(cut(STEPS[0], rank, 2, 1)).loss
+        return module.last_output.dtype, loss.dtype, flat(module), loss.item()
+
+    (expected,) = run_ranks(lambda rank: learn([[regression(STEPS[0])]]), 1)
+    results = run_ranks(learn_in_bf16, 2)
+    assert torch.equal(results[0][2], results[1][2])
+    for output_dtype, loss_dtype, weights, _ in results:
+        assert (output_dtype, loss_dtype) == (torch.bfloat16, torch.float32)
+        assert weights.dtype == torch.float32
+        assert not torch.equal(weights, expected)
+        torch.testing.assert_close(weights, expected, atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("ddp", DDPS)
+def test_an_overflow_on_one_rank_skips_the_scaled_step_on_all(ddp):
+    """fp16's loss scaling, here on a CPU: with clipping, so that gradients are unscaled once."""
+
+    def scaled(rank):
+        module = build_regression()
+        step = TrainingStep(module, torch.optim.SGD(module.parameters(), lr=1.0), ddp, clip=0.01)
+        step.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        step(cut(STEPS[0], rank, 2, 2))
+        after_one = flat(module)
+        batch = regression(STEPS[1][rank::2])
+        if rank == 1:
+            batch["labels"] = batch["labels"] * 1e38
+        step([batch])
+        return after_one, flat(module), step.scaler.get_scale()
+
+    before = flat(build_regression())
+    for after_one, after_overflow, scale in run_ranks(scaled, 2):
+        assert (after_one - before).norm().item() == pytest.approx(0.01, rel=1e-4)
+        assert torch.equal(after_one, after_overflow)
+        assert scale == 512
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine computes in fp16")
+def test_fp16_without_a_gpu_is_an_error_on_every_rank():
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(lambda rank: learn([], amp="fp16"), 2)
+    assert set(caught.value.tracebacks) == {0, 1}
+    for text in caught.value.tracebacks.values():
+        assert "TrainingError: amp fp16 needs a GPU, and this machine has none" in text
+
+
+def test_waiting_begins_with_the_last_gradient_of_all_micro_batches(monkeypatch):
+    module = build_regression()
+    module.layers[0].bias.requires_grad_(False)
+    times = iter(float(second) for second in range(100))
+    monkeypatch.setattr(clock, "now", lambda: next(times))
+    sync_clock = SyncClock(module)
+    for _ in range(2):
+        module(**regression(range(8))).loss.backward()
+    assert next(times) == 6, "three gradients, twice"
+    assert sync_clock.seconds() == 2, "from 5 to 7"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [0.5] * 5),
+        ({"scale_lr": True}, [1.5] * 5),
+        ({"scale_lr": True, "base_batch_size": 64}, [0.1875] * 5),
+        ({"warmup": 4}, [0, 0.125, 0.25, 0.375, 0.5]),
+        ({"scale_lr": True, "warmup": 2}, [0.5, 1.0, 1.5, 1.5, 1.5]),
+    ],
+)
+def test_the_learning_rate_is_scaled_by_the_joined_batch_and_warmed_up(changes, expected):
+    options = replace(Options(lr=0.5, batch_size=12, accumulation=4, base_batch_size=8), **changes)
+
+    def rates(rank):
+        optimizer, scheduler = build_optimizer(build_regression(), options)
+        found = []
+        for _ in range(5):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        return found
+
+    for found in run_ranks(rates, 2):
+        assert found == pytest.approx(expected)
+
+
+def test_an_exception_within_a_micro_batch_leaves_synchronisation_on():
+    def fail(rank):
+        step = TrainingStep(module := build_regression(), torch.optim.SGD(module.parameters()))
+        with contextlib.suppress(TypeError):
+            step([{"no": torch.zeros(1)}, regression(range(4))])
+        return step.model.do_sync
+
+    assert run_ranks(fail, 1) == [True]

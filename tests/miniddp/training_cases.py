@@ -1,0 +1,108 @@
+"""What tests of training share: a small model with known data, and runs of the real one."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from miniddp import data, run_ranks
+from miniddp.options import Options
+from miniddp.report import Result
+from miniddp.training_step import TrainingStep
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+
+
+class Regression(nn.Module):
+    """A small model whose forward pass takes a batch and returns its mean loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, features, labels):
+        self.last_output = self.layers(features).squeeze(-1)
+        return Output((self.last_output.float() - labels).square().mean())
+
+
+def build_regression() -> Regression:
+    torch.manual_seed(0)
+    return Regression()
+
+
+def regression(samples) -> dict[str, torch.Tensor]:
+    """A batch of these of 64 random samples."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(64, 4, generator=generator)
+    return {"features": features[list(samples)], "labels": features[list(samples)].sum(dim=1)}
+
+
+def learn(steps, ddp="simple", weights=None, lr=0.1, **options) -> torch.Tensor:
+    """The weights after these steps of SGD, each a list of micro-batches."""
+    module = build_regression()
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    step = TrainingStep(module, optimizer, ddp, **options)
+    for micro_batches in steps:
+        step(micro_batches, weights)
+    return flat(module)
+
+
+def flat(module: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def train_each(world_size: int, *runs: Options) -> list[list[Result]]:
+    """The results of several runs, one after the other in the same processes, for each rank."""
+
+    def train_one_after_the_other(rank):
+        from miniddp.train import train
+
+        torch.set_num_threads(1)  # two threads on a busy machine wait for each other
+        return [train(options) for options in runs]
+
+    return run_ranks(train_one_after_the_other, world_size, timeout=150, env=OFFLINE)
+
+
+def write_pairs(folder: Path, count: int) -> Path:
+    """The first pairs of the sample as the files that ``--data-dir`` wants."""
+    folder.mkdir(exist_ok=True)
+    text = "".join(data.SAMPLE.read_text("utf-8").splitlines(keepends=True)[: count + 1])
+    for name in data.FILES.values():
+        (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+def command(
+    *arguments: str, ranks: int | None = None, stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        if ranks
+        else []
+    )
+    process = subprocess.Popen(
+        [sys.executable, *launcher, "-m", "miniddp.train", *arguments],
+        env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
