@@ -176,3 +176,19 @@ def check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0..{world_size - 1}, not {rank}")
+
+
+def check_equal_steps(steps: int, process_group: dist.ProcessGroup | None = None) -> None:
+    """Raise `ValueError` on every rank unless all ranks are to take the same number of steps.
+
+    Call it before an epoch, for example with `len(loader)`: a rank with a step more would wait
+    in that step's all-reduce for ranks that have gone on.
+    """
+    counts = [0] * dist.get_world_size(process_group)
+    dist.all_gather_object(counts, steps, group=process_group)
+    if len(set(counts)) > 1:
+        numbers = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+        raise ValueError(
+            f"the ranks would take different numbers of steps ({numbers}): "
+            "give every rank as many batches, as DistributedSampler does"
+        )

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from miniddp.sampler import DistributedSampler, EvaluationSampler, epoch_order, equalise, shard
+from miniddp.launch import run_ranks
+from miniddp.sampler import (
+    DistributedSampler,
+    EvaluationSampler,
+    check_equal_steps,
+    epoch_order,
+    equalise,
+    shard,
+)
 
 lengths = st.integers(0, 60)
 world_sizes = st.integers(1, 9)
@@ -204,3 +212,19 @@ def test_a_foreign_state_is_refused_and_changes_nothing(change, message):
     with pytest.raises(ValueError, match=message):
         sampler.load_state_dict({**before, "epoch": 4, **change})
     assert sampler.state_dict() == before
+
+
+def steps_of_unequal_shards(rank):
+    """The published split: the last rank takes what is left over."""
+    check_equal_steps(3)
+    length, world_size, batch_size = 1000, 3, 1
+    per_rank = length // world_size
+    end = length if rank == world_size - 1 else (rank + 1) * per_rank
+    with pytest.raises(ValueError, match="different numbers of steps") as error:
+        check_equal_steps((end - rank * per_rank) // batch_size)
+    return str(error.value)
+
+
+def test_unequal_steps_are_refused_with_the_counts_of_all_ranks():
+    for message in run_ranks(steps_of_unequal_shards, 3):
+        assert "rank 0: 333, rank 1: 333, rank 2: 334" in message

@@ -44,9 +44,8 @@ def declarations(body):
 def tokens(theme):
     """The colours that theme/book.css gives to `light` or `dark`."""
     css = (ROOT / "theme" / "book.css").read_text()
-    start = ":root {" if theme == "light" else ':root[data-theme="dark"] {'
-    block = css.partition(start)[2].partition("}")[0]
-    return dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6});", block))
+    colours = re.findall(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);", css)
+    return {name: light if theme == "light" else dark for name, light, dark in colours}
 
 
 def classes(root):
