@@ -236,6 +236,35 @@ def holds_its_part_of_the_state(rank: int, size: int) -> None:
     assert state_bytes(optimizer) <= each.optimizer * (count / size + width * width)
 
 
+def loads_only_its_part_of_the_state(rank: int, size: int) -> None:
+    single = reference(Mlp)
+    unsharded = torch.optim.Adam(single.parameters(), lr=0.1)
+    backward(single, *joined(0, 1))
+    unsharded.step()
+    optimizer = ShardedOptimizer(reference(Mlp).parameters(), torch.optim.Adam, lr=0.1)
+    optimizer.load_state_dict(unsharded.state_dict())
+    held = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(held, torch.tensor([float(state_bytes(optimizer))]))
+    assert sum(held).item() == state_bytes(unsharded)
+    assert size == 1 or state_bytes(optimizer) < state_bytes(unsharded)
+
+
+class CountingSGD(torch.optim.SGD):
+    """Keeps an option that a step changes, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        return super().step(closure)
+
+
+def keeps_options_that_a_step_changes(rank: int, size: int) -> None:
+    optimizer = ShardedOptimizer(nn.Linear(2, 1).parameters(), CountingSGD, lr=0.1)
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.param_groups[0]["count"] == 3
+
+
 def without_sending_the_replicas_differ(rank: int, size: int) -> None:
     model = reference(Mlp)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -289,6 +318,8 @@ def test_sharded_optimizer_alone(size: int) -> None:
     cases = [
         follows_a_scheduler_of_betas,
         holds_its_part_of_the_state,
+        loads_only_its_part_of_the_state,
+        keeps_options_that_a_step_changes,
         without_sending_the_replicas_differ,
         uses_a_closure,
         moves_any_layout_and_dtype,
