@@ -1,5 +1,6 @@
 """Where the time of a training step goes, out of a trace: regions, kinds of work, communication."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +144,6 @@ def operator_families(trace: Trace) -> Spans:
     """
     gloo_threads = {event.thread for event in _gloo(trace)} - _loop_threads(trace)
     everything: list[Interval] = []
-    told: list[Interval] = []
     told_until: dict[str, float] = defaultdict(float)
     spans: Spans = {name: [] for name in FAMILIES}
     for event in trace.events:
@@ -153,9 +153,8 @@ def operator_families(trace: Trace) -> Spans:
         everything.append(event.interval)
         if name != OTHER and event.start >= told_until[event.thread]:
             spans[name].append(event.interval)
-            told.append(event.interval)
             told_until[event.thread] = event.end
-    spans[OTHER] = subtract(everything, told)
+    spans[OTHER] = subtract(everything, itertools.chain(*spans.values()))
     spans[COMMUNICATION] += [event.interval for event in _gloo(trace)]
     return spans
 

@@ -104,6 +104,15 @@ def test_the_safetensors_library_reads_the_tensors(tmp_path):
     assert_equal(dict(sorted(loaded.items())), dict(sorted(expected.items())))
 
 
+@pytest.mark.parametrize(
+    "view", [lambda t: t[::2], lambda t: t[:1].expand(5), lambda t: t.view(2, 3).T, lambda t: t[3:]]
+)
+def test_a_view_is_saved_as_what_it_shows(tmp_path, view):
+    tensor = view(torch.arange(6.0))
+    write_state(tmp_path / "a", tensor)
+    assert_equal(read_state(tmp_path / "a")[0], tensor.clone())
+
+
 def test_names_that_collide_are_kept_apart(tmp_path):
     state = {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1), 1: torch.ones(2), "1": torch.ones(3)}
     write_state(tmp_path / "a", state)

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -378,10 +379,12 @@ def test_a_message_does_not_swallow_the_work_of_the_thread_that_sent_it(tmp_path
         event("user_annotation", "ProfilerStep#0", 0, 10),
         event("user_annotation", "gloo:recv", 0, 10),
         event("cpu_op", "aten::add_", 2, 4),
+        event("cpu_op", "aten::embedding", 7, 1),
     ]
     result = break_down(read_trace(write(tmp_path / "t.json.gz", events)))
-    assert result.hidden.share == pytest.approx(0.4)
-    assert result.exposed.share == pytest.approx(0.6)
+    assert result.families["other"].share == pytest.approx(0.1)
+    assert result.hidden.share == pytest.approx(0.5)
+    assert result.exposed.share == pytest.approx(0.5)
 
 
 # Files that are no traces
@@ -556,7 +559,8 @@ def test_a_training_that_is_too_short_to_record_says_so(tmp_path, caplog):
 
 
 def test_a_trace_that_cannot_be_written_does_not_end_training(tmp_path, caplog, monkeypatch):
-    def full(*_):
+    def full(_, path):
+        Path(path).write_bytes(b"the beginning of a trace")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
