@@ -35,6 +35,7 @@ class DistributedDataParallel(nn.Module):
             hold equal values already.
         forward_sync_buffers: copy rank 0's buffers to all ranks before a forward pass.
         device_ids: as in torch: None, or the one device on which the module lies.
+        broadcast_buffers: torch's earlier name of forward_sync_buffers; None leaves it to that.
 
     Raises:
         RuntimeError: no process group; no parameter that requires a gradient; and, from
@@ -55,6 +56,7 @@ class DistributedDataParallel(nn.Module):
         forward_sync_buffers: bool = True,
         *,
         device_ids: Sequence[int | torch.device] | None = None,
+        broadcast_buffers: bool | None = None,
     ) -> None:
         super().__init__()
         group = _group(process_group)
@@ -66,6 +68,8 @@ class DistributedDataParallel(nn.Module):
             broadcast_module(module, group)
         self.module = module
         self.process_group = group
+        if broadcast_buffers is not None:
+            forward_sync_buffers = broadcast_buffers
         self.forward_sync_buffers = forward_sync_buffers
         self.require_backward_grad_sync = True
         self._require_forward_sync = True

@@ -313,6 +313,22 @@ def batch_norm_buffers(wrap: Any, rank: int, world_size: int) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def buffers_left_alone(wrap: Any, rank: int, world_size: int) -> None:
+    """With broadcast_buffers=False every rank keeps its own running mean."""
+    if world_size == 1:
+        return
+    torch.manual_seed(rank)
+    ddp = wrap(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), broadcast_buffers=False)
+    for _ in range(2):
+        ddp(torch.randn(8, 5)).sum().backward()
+    ddp.eval()
+    with torch.no_grad():
+        ddp(torch.zeros(2, 5))
+    means = [torch.empty(4) for _ in range(world_size)]
+    dist.all_gather(means, ddp.module[1].running_mean)
+    assert not any(torch.equal(means[0], mean) for mean in means[1:])
+
+
 def initial_buffers_and_weights(wrap: Any, rank: int, world_size: int) -> None:
     def build() -> nn.Module:
         model = Mlp()
@@ -583,6 +599,7 @@ BOTH = [
     frozen_parameters,
     mixed_dtypes,
     batch_norm_buffers,
+    buffers_left_alone,
     initial_buffers_and_weights,
     unused_parameters,
     gradient_checkpointing,
