@@ -23,6 +23,7 @@ import scrub
 
 ROOT = digest.ROOT
 KINDS = ("cpu", "gpu")
+SHOWN = 6  # changes that are named one by one
 STATUS = Path("runs/status.json")
 METADATA: dict[str, type | tuple[type, ...]] = {
     "run": str,
@@ -113,7 +114,8 @@ def freshness_problems(root: Path) -> Iterator[str]:
     for run in digest.run_names(root):
         state, changes = freshness(root, run, "cpu")
         if state != "fresh":
-            why = f": {', '.join(changes)}" if changes else ""
+            more = f", and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+            why = f": {', '.join(changes[:SHOWN])}{more}" if changes else ""
             yield f"runs/{run}.cpu.ipynb is {state}{why} (make record RUN={run})"
     file = root / STATUS
     if not file.is_file() or file.read_text(encoding="utf-8") != status_text(root):
