@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Locator, Page, expect
 
 from .conftest import Visit
@@ -17,12 +19,15 @@ LIGHT = "rgb(255, 255, 255)"
 # The lines of a code block, without its buttons: every line is a span with a name.
 CODE_TEXT = """pre => [...pre.querySelectorAll("code > span[id]")]
     .map(line => line.textContent).join("\\n")"""
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+# What sticks out of the window, apart from what scrolls inside an element of its own.
 TOO_WIDE = """() => {
-    const width = document.documentElement.clientWidth;
-    if (document.documentElement.scrollWidth <= width) return [];
-    const wide = [...document.querySelectorAll("body *")];
-    return wide.filter(element => element.getBoundingClientRect().right > width + 1)
-        .map(element => element.tagName + "." + element.className).slice(0, 5);
+    const clipped = element => element && element !== document.body
+        && (getComputedStyle(element).overflowX !== "visible" || clipped(element.parentElement));
+    return [...document.querySelectorAll("body *")]
+        .filter(element => element.getBoundingClientRect().right > innerWidth + 1)
+        .filter(element => !clipped(element.parentElement))
+        .map(element => element.outerHTML.slice(0, 120)).slice(0, 5);
 }"""
 
 
@@ -46,8 +51,9 @@ def test_the_console_is_silent(visit: Visit) -> None:
 
 def test_nothing_is_wider_than_a_phone(visit: Visit) -> None:
     visit.page.set_viewport_size({"width": 360, "height": 800})
-    assert visit.page.evaluate(TOO_WIDE) == []
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+    with contextlib.suppress(PlaywrightError):  # scripts may still lay the page out anew
+        visit.page.wait_for_function(FITS, timeout=3000)
+    assert visit.page.evaluate(FITS), visit.page.evaluate(TOO_WIDE)
 
 
 def test_a_dark_system_is_followed(visit: Visit) -> None:
@@ -72,8 +78,12 @@ def test_the_theme_is_switched_and_stays(visit: Visit) -> None:
 def test_axe_finds_nothing(visit: Visit, scheme: str) -> None:
     visit.page.emulate_media(color_scheme=scheme)
     found = Axe().run(visit.page).response["violations"]
-    problems = [f"{rule['id']}: {node['html'][:160]} ({node['failureSummary']})"
-                for rule in found for node in rule["nodes"]]  # fmt: skip
+    problems = [
+        f"{rule['id']}: {node['html'][:160]} ({node['failureSummary']})"
+        for rule in found
+        for node in rule["nodes"]
+        if not (rule["id"] == "empty-table-header" and "<math" in node["html"])
+    ]  # axe does not read MathML: it takes a header that is a formula for an empty one
     assert problems == []
 
 

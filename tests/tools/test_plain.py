@@ -156,6 +156,7 @@ def test_annotations_are_taken_out_of_the_code(book: Book) -> None:
         r'data-target-annotation="2" data-tip="[^"]*"[^>]*>2</button><span id="\S+-3">', html
     )
     assert 'data-tip="First."' in html
+    assert 'data-tip="See Figure 1.1."' in html
     assert "<em>First</em>" in html
     assert 'data-code-lines="3" data-code-annotation="2"> See <a href="#fig-a"' in html
 

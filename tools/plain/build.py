@@ -30,7 +30,7 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KINDS = {"fig": "figure", "tbl": "table", "lst": "listing", "eq": "equation", "sec": "section"}
-REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
+REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>|\ue000(\S+) (\w+)\ue001')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
 
 
@@ -298,18 +298,21 @@ def all_targets(rendered: list[Rendered]) -> dict[str, Rendered]:
 
 
 def resolve_references(entry: Rendered, targets: dict[str, Rendered]) -> str:
-    def link(match: re.Match[str]) -> str:
-        name, form = match.groups()
+    def reference(match: re.Match[str]) -> str:
+        linked, form, name, text_form = match.groups()
+        name = linked or name
         if name not in targets:
             kind = KINDS[name.split("-")[0]]
             raise BuildError(f"{entry.page.source}: @{name}: no page has a {kind} of that name")
         target = targets[name]
         number, text = target.targets[name]
+        words = html.escape(number if "number" in (form, text_form) else text)
+        if not linked:
+            return words
         page = "" if target is entry else relative(target.page.url, entry.page)
-        shown = html.escape(number if form == "number" else text)
-        return f'<a href="{page}#{name}" class="xref">{shown}</a>'
+        return f'<a href="{page}#{name}" class="xref">{words}</a>'
 
-    return REFERENCE.sub(link, entry.text)
+    return REFERENCE.sub(reference, entry.text)
 
 
 def relative(url: str, page: Page) -> str:

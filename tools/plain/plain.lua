@@ -151,23 +151,37 @@ end
 
 -- References and links ---------------------------------------------------------------------------
 
--- build.py fills these in, once it knows the numbers of every page.
-local function reference(citation)
-  local form = citation.mode == "SuppressAuthor" and "number" or "full"
-  local prefix = pandoc.utils.stringify(citation.prefix)
-  if prefix ~= "" then form = "number" end
-  local link = ('<x-ref to="%s" form="%s"></x-ref>'):format(citation.id, form)
-  return (prefix ~= "" and prefix .. "\u{a0}" or "") .. link
+local LINK, WORDS = '<x-ref to="%s" form="%s"></x-ref>', "\u{e000}%s %s\u{e001}"
+
+-- The references of a citation, or nil. build.py fills them in, as links or as words alone, once
+-- it knows the numbers of every page.
+local function references(cite, template)
+  local found = {}
+  for _, citation in ipairs(cite.citations) do
+    if kind_of(citation.id) then
+      local prefix = pandoc.utils.stringify(citation.prefix)
+      local form = (prefix ~= "" or citation.mode == "SuppressAuthor") and "number" or "full"
+      table.insert(found, (prefix ~= "" and prefix .. "\u{a0}" or "") .. template:format(citation.id, form))
+    end
+  end
+  if #found == 0 then return nil end
+  if #found < #cite.citations then fail("a cross-reference and a citation in one [@…; @…]: split them") end
+  return table.concat(found, ", ")
 end
 
 local function Cite(cite)
-  local links = {}
-  for _, citation in ipairs(cite.citations) do
-    if kind_of(citation.id) then table.insert(links, reference(citation)) end
-  end
-  if #links == 0 then return nil end
-  if #links < #cite.citations then fail("a cross-reference and a citation in one [@…; @…]: split them") end
-  return pandoc.RawInline("html", table.concat(links, ", "))
+  local links = references(cite, LINK)
+  return links and pandoc.RawInline("html", links)
+end
+
+-- Blocks as plain text, for a tooltip.
+local function plain_text(blocks)
+  return pandoc.utils.stringify(pandoc.Blocks(blocks):walk {
+    Cite = function(cite)
+      local words = references(cite, WORDS)
+      return words and pandoc.Str(words)
+    end,
+  })
 end
 
 local function Link(link)
@@ -264,7 +278,7 @@ local function annotated_code(code, list)
     if not note then fail(("a code line is marked <%d>, but the list below does not explain it"):format(number)) end
     local anchor = ('<button type="button" class="code-annotation-anchor" data-target-cell="%s" '
       .. 'data-target-annotation="%d" data-tip="%s" aria-label="Note %d">%d</button>'):format(
-      cell, number, escape(pandoc.utils.stringify(note)), number, number)
+      cell, number, escape(plain_text(note)), number, number)
     local start = ('<span id="%s-%d">'):format(cell, line)
     html = html:gsub(start:gsub("%p", "%%%0"), (anchor .. start):gsub("%%", "%%%%"), 1)
   end
