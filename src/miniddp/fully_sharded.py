@@ -160,7 +160,8 @@ class FullyShardedModule(nn.Module):
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent so far for this unit and for those inside it."""
-        return sum(unit._bytes_sent for unit in self.modules() if isinstance(unit, type(self)))
+        units = (unit for unit in self.modules() if isinstance(unit, FullyShardedModule))
+        return sum(unit._bytes_sent for unit in units)
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:
