@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from miniddp import ring
+from miniddp.cost import fit_ring_all_reduce
 from miniddp.launch import run_ranks
 from miniddp.process import device
 
@@ -119,13 +119,12 @@ def fit(timings: Sequence[Timing]) -> tuple[float, float]:
     The model of a ring: 2 (N - 1) messages of S / N bytes each take alpha + beta S / N seconds.
     Least squares of the relative errors, so that the small sizes count as much as the large ones.
     """
-    ranks = timings[0].ranks
-    messages = 2 * (ranks - 1)
-    seconds = np.array([timing.seconds for timing in timings])
-    sent = np.array([messages * timing.bytes / ranks for timing in timings])
-    model = np.stack([np.full_like(sent, messages), sent], axis=1) / seconds[:, None]
-    alpha, beta = np.linalg.lstsq(model, np.ones_like(seconds), rcond=None)[0]
-    return float(alpha), float(beta)
+    link = fit_ring_all_reduce(
+        [timing.bytes for timing in timings],
+        [timing.seconds for timing in timings],
+        timings[0].ranks,
+    )
+    return link.alpha, link.beta
 
 
 def ratio(timing: Timing, reference: Timing) -> float:

@@ -11,7 +11,7 @@ from miniddp import run_ranks
 from miniddp.options import Options, TrainingError
 from miniddp.report import Result
 from miniddp.resume import MAY_CHANGE
-from miniddp.state_file import CheckpointError
+from miniddp.state_file import CheckpointError, read_state
 
 from .training_cases import OFFLINE, SHORT, write_pairs
 
@@ -19,6 +19,7 @@ STEPS_IN_EPOCH = 5
 STOPS = [3, 5, 7, 10]
 """In the middle of an epoch, at its end, in the middle of the next one, at the end of training."""
 
+STATES = {"model", "optimizer", "scheduler", "scaler", "sampler"}
 MEASURED = {"seconds", "samples_per_second", "sync_share"}
 
 
@@ -52,9 +53,9 @@ def train_with_dropout(options: Options) -> Result:
 
 
 def interrupted(rank: int, options: Options, folder: str) -> list[Result]:
-    straight = train_with_dropout(options)
-    saving = replace(options, checkpoint=folder, resume="auto")
-    return [straight, *(train_with_dropout(replace(saving, steps=stop)) for stop in STOPS)]
+    straight = train_with_dropout(replace(options, checkpoint=f"{folder}/straight"))
+    parts = replace(options, checkpoint=f"{folder}/parts", resume="auto")
+    return [straight, *(train_with_dropout(replace(parts, steps=stop)) for stop in STOPS)]
 
 
 def outcome(result: Result) -> dict[str, object]:
@@ -76,8 +77,11 @@ def test_a_resumed_training_is_the_straight_one_bit_for_bit(tmp_path, options, c
     last = outcome(parts[-1]) | {"losses": straight.losses, "first_step": 0}
     assert last == outcome(straight)
     assert outcome(results[1][-1]) == outcome(parts[-1])
-    saved = sorted(path.name for path in tmp_path.iterdir())
-    assert saved == ["step-00000007.safetensors", "step-00000010.safetensors"]
+    saved = sorted((tmp_path / "parts").iterdir())
+    assert [path.name for path in saved] == [f"step-{step:08d}.safetensors" for step in (7, 10)]
+    (at_once,) = (tmp_path / "straight").iterdir()
+    assert saved[-1].read_bytes() == at_once.read_bytes()
+    assert {*read_state(at_once)[0]["shared"]} == STATES
 
 
 def test_random_numbers_belong_to_the_state_and_checkpoints_come_every_so_many_steps(
@@ -94,9 +98,11 @@ def test_random_numbers_belong_to_the_state_and_checkpoints_come_every_so_many_s
         names = sorted(path.name for path in (tmp_path / "saved").iterdir())
         without = train(replace(options, steps=5))
         resumed = train_with_dropout(replace(options, resume=from_file, steps=5))
-        return with_dropout, names, without, resumed
+        return with_dropout, names, without, resumed, torch.initial_seed()
 
-    with_dropout, names, without, resumed = run_ranks(run, 2, timeout=120, env=OFFLINE)[0]
+    results = run_ranks(run, 2, timeout=120, env=OFFLINE)
+    assert results[0][-1] != results[1][-1], "the ranks drop out the same activations"
+    with_dropout, names, without, resumed, _ = results[0]
     assert names == ["step-00000004.safetensors", "step-00000005.safetensors"]
     assert with_dropout.losses != without.losses
     assert resumed.losses == with_dropout.losses[4:]
