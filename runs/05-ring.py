@@ -72,7 +72,9 @@ def collectives(rank: int) -> dict[str, torch.Tensor | None]:
 
 
 def cell(tensor: torch.Tensor | None) -> str:
-    return "(undefined)" if tensor is None else " ".join(f"{value:.0f}" for value in tensor.tolist())
+    if tensor is None:
+        return "(undefined)"
+    return " ".join(f"{value:.0f}" for value in tensor.tolist())
 
 
 held = miniddp.run_ranks(collectives, 3)
@@ -240,7 +242,7 @@ for world_size in (2, 3, 4):
     assert max(worst[world_size]) < 1e-5, "only rounding may differ"
 table(
     [
-        [f"{length:,}", *(f"{worst[world_size][i]:.1e}".replace("0.0e+00", "0") for world_size in worst)]
+        [f"{length:,}", *(f"{row[i]:.1e}".replace("0.0e+00", "0") for row in worst.values())]
         for i, length in enumerate(LENGTHS)
     ],
     ["elements", *(f"{world_size} ranks" for world_size in worst)],
