@@ -43,17 +43,13 @@ class Checkpoints:
         chosen = {name: value for name, value in asdict(options).items() if name not in MAY_CHANGE}
         self.identity = {**chosen, "data": data_digest}
 
-    def resume(self) -> int:
-        """Restores the checkpoint that was asked for; returns the number of steps before it.
+    def restore(self, path: Path) -> int:
+        """Goes on from a checkpoint; returns the number of steps before it.
 
         Raises:
-            CheckpointError: on every rank, if there is none, if it cannot be used, or if it is of
-                a run with other options or data.
-            TrainingError: nothing shall be resumed, but the folder has checkpoints.
+            CheckpointError: on every rank, if it cannot be used, or is of a run with other options
+                or data.
         """
-        path = self.find()
-        if path is None:
-            return 0
         restored = load(path, self.shared)
         for name, value in self.identity.items():
             before = restored.extra.get(name)
@@ -67,7 +63,12 @@ class Checkpoints:
         return restored.step
 
     def find(self) -> Path | None:
-        """The checkpoint to resume; None to begin anew."""
+        """The checkpoint to resume; None to begin anew.
+
+        Raises, on every rank:
+            CheckpointError: there is none, or only damaged ones.
+            TrainingError: nothing shall be resumed, but the folder for checkpoints has some.
+        """
         if self.wanted is None:
             self._check_unused()
             return None

@@ -76,7 +76,11 @@ def train(options: Options) -> Result:
     state |= {"scaler": step.scaler, "sampler": loader.sampler}
     checkpoints = Checkpoints(options, state, digest)
     set_seed(options.seed, rank_offset=get("rank"))  # the ranks drop out other activations
-    first_step = checkpoints.resume()
+    first_step = 0
+    path = checkpoints.find()
+    if path is not None:
+        step.settle(next(iter(loader)))
+        first_step = checkpoints.restore(path)
 
     with Scalars(options.tensorboard) as scalars:
         start = clock()

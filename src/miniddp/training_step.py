@@ -86,6 +86,17 @@ class TrainingStep:
         detached: torch.Tensor = loss.detach()
         return detached
 
+    def settle(self, batch: Batch) -> None:
+        """Let a DDP arrange its buckets as it keeps them; call it before a checkpoint is restored.
+
+        The first backward finds out the order in which gradients become ready. Where a gradient
+        lies in its bucket decides, for three ranks or more, in which order theirs are added, and
+        so the last bits of the sum. The gradients of `batch` are thrown away.
+        """
+        if not isinstance(self.model, SimpleDDP):
+            self.accumulate(batch, 1.0)
+            self.optimizer.zero_grad()
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Half precision for what is computed within it, where that was asked for."""
         return (

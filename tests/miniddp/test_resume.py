@@ -23,13 +23,17 @@ STATES = {"model", "optimizer", "scheduler", "scaler", "sampler"}
 MEASURED = {"seconds", "samples_per_second", "sync_share"}
 
 
+def two_epochs(folder: Path, world_size: int) -> Options:
+    """Two epochs of five steps, and some pairs left over in each."""
+    few = write_pairs(folder, STEPS_IN_EPOCH * world_size * 4 + 2)
+    return replace(
+        SHORT, data_dir=str(few), batch_size=4, accumulation=2, epochs=2, steps=None, warmup=8
+    )
+
+
 @pytest.fixture(scope="module")
 def options(tmp_path_factory) -> Options:
-    """Two epochs of five steps on two ranks, and two pairs left over in each epoch."""
-    folder = write_pairs(tmp_path_factory.mktemp("data"), STEPS_IN_EPOCH * 2 * 4 + 2)
-    return replace(
-        SHORT, data_dir=str(folder), batch_size=4, accumulation=2, epochs=2, steps=None, warmup=8
-    )
+    return two_epochs(tmp_path_factory.mktemp("data"), world_size=2)
 
 
 def train_with_dropout(options: Options) -> Result:
@@ -63,13 +67,17 @@ def outcome(result: Result) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"ddp": "simple"}, {"ddp": "miniddp", "clip": 0.5}, {"ddp": "torch", "amp": "bf16"}],
-    ids=lambda changes: changes["ddp"],
+    ("world_size", "changes"),
+    [
+        (2, {"ddp": "simple"}),
+        (2, {"ddp": "torch", "amp": "bf16"}),
+        (3, {"ddp": "miniddp", "clip": 0.5}),
+        (3, {"ddp": "torch"}),
+    ],
 )
-def test_a_resumed_training_is_the_straight_one_bit_for_bit(tmp_path, options, changes):
-    options = replace(options, **changes)
-    results = run_ranks(interrupted, 2, options, str(tmp_path), timeout=150, env=OFFLINE)
+def test_a_resumed_training_is_the_straight_one_bit_for_bit(tmp_path, world_size, changes):
+    options = replace(two_epochs(tmp_path / "data", world_size), **changes)
+    results = run_ranks(interrupted, world_size, options, str(tmp_path), timeout=150, env=OFFLINE)
     straight, *parts = results[0]
     assert len(straight.losses) == 2 * STEPS_IN_EPOCH
     assert [part.first_step for part in parts] == [0, *STOPS[:-1]]
