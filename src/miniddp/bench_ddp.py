@@ -85,11 +85,11 @@ def measure(rank: int, millions: int, rounds: int, sequences: int) -> list[Steps
     names = list(models)
     warm_up = 3
     for number in range(warm_up + rounds):
-        for name in names[number % 3 :] + names[: number % 3]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             took = slowest(timed_step(models[name], optimizers[name], tokens))
             if number >= warm_up:
                 seconds[name].append(took)
-    count = sum(p.numel() for p in models["miniddp"].parameters())
+    count = sum(p.numel() for p in models[names[0]].parameters())
     return [Steps(name, count, tuple(rounds)) for name, rounds in seconds.items()]
 
 
