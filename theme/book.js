@@ -141,7 +141,7 @@ function showNotesOutsideTheirBlock() {
 // What scrolls sideways can be reached with the keyboard, then scrolled with the arrow keys.
 function makeScrollersReachable() {
   for (const element of document.querySelectorAll("main pre, main table, main math[display=block]")) {
-    if (element.scrollWidth > element.clientWidth + 1) element.tabIndex = 0;
+    if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
     else element.removeAttribute("tabindex");
   }
 }
@@ -151,6 +151,10 @@ function nameLandmarks() {
   document.querySelector("#quarto-sidebar")?.setAttribute("aria-label", "Chapters");
   document.querySelector("#TOC")?.setAttribute("aria-label", "On this page");
   document.querySelector(".quarto-secondary-nav")?.setAttribute("aria-label", "Page header");
+  // Bootstrap's tabs are links without an address, which the keyboard cannot reach.
+  for (const tab of document.querySelectorAll("a[role=tab][data-bs-target]")) {
+    tab.setAttribute("href", tab.dataset.bsTarget);
+  }
   const glass = document.querySelector("#quarto-sidebar-glass");
   glass?.setAttribute("role", "button");
   glass?.setAttribute("aria-label", "Close the menu");
