@@ -12,7 +12,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record check exercise clean
+.PHONY: help site serve preview test lint types format record check exercise bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -65,6 +65,10 @@ exercise: $(READY) ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
 	@compgen -G "exercises/test_$(N)_*.py" >/dev/null || { echo "there is no exercise $(N)"; exit 2; }
 	@$(BIN)/pytest -q exercises/test_$(N)_*.py
+
+bench: $(READY) ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
+	@$(BIN)/python -m miniddp.bench_ddp
+	@$(BIN)/python -m miniddp.bench_ring
 
 clean: ## remove what was built and what tests left behind
 	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
