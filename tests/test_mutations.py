@@ -44,7 +44,7 @@ MUTATIONS = [
         "reducer.py",
         "bucket.pending = len(bucket.indices)",
         "pass",
-        f"{DDP}test_two_ranks[follows_single_process-miniddp]",
+        f"{DDP}test_two_ranks[full_buckets-miniddp]",
     ),
     Mutation(
         "every rank rebuilds in its own ready order",

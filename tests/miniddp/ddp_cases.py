@@ -538,6 +538,31 @@ def own_hook(wrap: Any, rank: int, world_size: int) -> None:
         ddp.zero_grad()
 
 
+def full_buckets(wrap: Any, rank: int, world_size: int) -> None:
+    """A bucket is sent when all of its gradients are in it, in every step."""
+    sent: dict[int, Tensor] = {}
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buffer, gradients = bucket.buffer(), bucket.gradients()
+        for parameter, gradient in zip(bucket.parameters(), gradients, strict=True):
+            sent[parameter.data_ptr()] = gradient.clone()
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    ddp, twin = wrap(seeded(Mlp, rank), bucket_cap_mb=0.0005), reference(Mlp)
+    ddp.register_comm_hook(None, hook)
+    for step in range(STEPS):
+        sent.clear()
+        ddp.zero_grad()
+        twin.zero_grad()
+        x, y = part(rank, world_size, *joined(step, world_size))
+        F.cross_entropy(ddp(x), y).backward()
+        F.cross_entropy(twin(x), y).backward()
+        for ours, theirs in zip(ddp.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(sent[ours.data_ptr()], theirs.grad)
+
+
 def _with_hook(
     wrap: Any, rank: int, world_size: int, state: Any, hook: Any, tolerance: dict[str, float]
 ) -> None:
@@ -611,6 +636,7 @@ BOTH = [
     channels_last,
     hooks_of_torch,
     own_hook,
+    full_buckets,
     no_trainable_parameter,
     different_structure,
     wrapped_again_when_the_first_is_gone,

@@ -1,7 +1,6 @@
 """The diagrams keep to their visual language (vis/README.md), and tell the truth about the ring."""
 
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -271,23 +270,6 @@ def test_ring_shows_the_first_step_of_the_code():
     chunks = [text for text in texts if re.fullmatch("[abcd][₀₁₂₃]", text)]
     first = [reduce_scatter_steps(rank, 4)[0][0] for rank in range(4)]
     assert chunks == ["abcd"[rank] + "₀₁₂₃"[chunk] for rank, chunk in enumerate(first)]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    installed = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-    options += ["--disable-component-update", "--disable-sync"]
-    with playwright.sync_playwright() as running:
-        try:
-            browser = running.chromium.launch(executable_path=installed, args=options)
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium to draw the diagrams in: {error}")
-        yield browser
-        browser.close()
 
 
 MISPLACED_TEXT = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
