@@ -45,6 +45,15 @@ def view_like(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
     return flat[offset : offset + parameter.numel()].view(parameter.size())
 
 
+def shares_memory(gradient: Tensor | None, view: Tensor) -> bool:
+    """Whether a gradient lies where the view into the bucket lies.
+
+    `.grad` is never the view itself: assigning to `.grad.data` would take the view out of its
+    bucket.
+    """
+    return gradient is not None and gradient.data_ptr() == view.data_ptr()
+
+
 def _fills_its_memory(tensor: Tensor) -> bool:
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):

@@ -60,11 +60,12 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         group = _group(process_group)
+        if init_sync:
+            verify_replicas(module, group, values=False)
         names, parameters = _trainable(module)
         _check_devices(module, group, device_ids)
         check_not_watched(names, parameters)
         if init_sync:
-            verify_replicas(module, group, values=False)
             broadcast_module(module, group)
         self.module = module
         self.process_group = group
@@ -73,15 +74,31 @@ class DistributedDataParallel(nn.Module):
         self.forward_sync_buffers = forward_sync_buffers
         self.require_backward_grad_sync = True
         self._require_forward_sync = True
+        self._reducer_options: dict[str, Any] = {
+            "cap_bytes": int(bucket_cap_mb * MIB),
+            "first_cap_bytes": int(first_bucket_mb * MIB),
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "find_unused_parameters": find_unused_parameters,
+        }
         self.reducer = Reducer(
-            names,
-            parameters,
-            group,
-            _control_group(group),
-            cap_bytes=int(bucket_cap_mb * MIB),
-            first_cap_bytes=int(first_bucket_mb * MIB),
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            find_unused_parameters=find_unused_parameters,
+            names, parameters, group, _control_group(group), **self._reducer_options
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy.deepcopy. The copy is of the default group and has no hook."""
+        if self.process_group is not dist.group.WORLD:
+            raise RuntimeError(
+                "a DistributedDataParallel of a group other than the default one cannot be copied "
+                "or pickled: copy its module and wrap the copy"
+            )
+        left_out = "process_group", "reducer"
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.process_group = group = _group(None)
+        self.reducer = Reducer(
+            *_trainable(self.module), group, _control_group(group), **self._reducer_options
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -133,9 +150,7 @@ class DistributedDataParallel(nn.Module):
         reducer = self.reducer
         for tensor in _tensors(output):
             if tensor.grad_fn is not None:
-                tensor.register_hook(  # type: ignore[no-untyped-call]
-                    lambda _: reducer.begin_backward(forward)
-                )
+                tensor.grad_fn.register_prehook(lambda _: reducer.begin_backward(forward))
 
 
 def _group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -1,10 +1,11 @@
-"""Hooks on the gradients of parameters that never outlive the one who watches them."""
+"""Hooks on the gradients of parameters that never outlive the one who watches them, and a check."""
 
 import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -40,6 +41,22 @@ def check_not_watched(names: Sequence[str], parameters: Sequence[nn.Parameter]) 
                 f"parameter {name!r} belongs to another DistributedDataParallel: "
                 "wrap a module once, and wrap it whole"
             )
+
+
+def check_gradient(name: str, parameter: Tensor, view: Tensor) -> None:
+    """Raise `RuntimeError` if the parameter's gradient cannot travel in `view` of a bucket."""
+    if parameter.grad is None or parameter.grad.layout != torch.strided:
+        raise RuntimeError(
+            f"gradient of {name!r} is sparse: buckets hold dense gradients only; "
+            "use sparse=False in the embedding"
+        )
+    if (parameter.dtype, parameter.device) != (view.dtype, view.device):
+        raise RuntimeError(
+            f"{name!r} is {parameter.dtype} on {parameter.device}, but its bucket is "
+            f"{view.dtype} on {view.device}: convert or move the module before wrapping it"
+        )
+    if torch.is_grad_enabled():
+        raise RuntimeError("DistributedDataParallel does not work with create_graph=True")
 
 
 def _tell(reference: "weakref.ref[Watcher]", i: int, parameter: Tensor) -> None:

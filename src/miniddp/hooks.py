@@ -56,6 +56,35 @@ def _compressed(
     return small.then(lambda done: buffer.copy_(done.value()))
 
 
+def check_future(result: Any) -> Any:
+    """What a hook returned; `RuntimeError` if nobody can wait for it."""
+    if not isinstance(result, (torch._C.Future, dist.Work)):
+        raise RuntimeError(
+            "a communication hook must return a torch.futures.Future of the averaged buffer, "
+            f"not {type(result).__name__}"
+        )
+    return result
+
+
+def wait_for(work: Any, bucket: Any) -> None:
+    """Wait until the bucket is averaged. A hook's future holds the result, or a list of it."""
+    result = work.wait()
+    if isinstance(work, dist.Work):
+        return
+    averaged = result[0] if isinstance(result, (list, tuple)) else result
+    if not isinstance(averaged, Tensor) or averaged.numel() != bucket.buffer().numel():
+        raise RuntimeError(
+            "the future of a communication hook must hold a tensor of the bucket's "
+            f"{bucket.buffer().numel()} elements, not {_describe(averaged)}"
+        )
+    if averaged.data_ptr() != bucket.buffer().data_ptr():
+        bucket.set_buffer(averaged)
+
+
+def _describe(value: Any) -> str:
+    return f"{value.numel()} elements" if isinstance(value, Tensor) else type(value).__name__
+
+
 class PowerSGDState:
     """What `powerSGD_hook` keeps from step to step.
 

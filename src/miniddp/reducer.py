@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from miniddp.bucket import Bucket, build_buckets, plan_buckets
-from miniddp.gradient_hooks import watch
+from miniddp.bucket import Bucket, build_buckets, plan_buckets, shares_memory
+from miniddp.gradient_hooks import check_gradient, watch
+from miniddp.hooks import check_future, wait_for
 from miniddp.timeline import Timeline
 
 CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
@@ -56,6 +57,7 @@ class Reducer:
         self._first_order: list[int] = []
         self._rebuilt = False
         self._armed = False
+        self._underway: list[tuple[Bucket, Any]] = []
         self._touched = [0] * len(self.parameters)
         self._build(list(reversed(range(len(self.parameters)))))
         self._start_over()
@@ -78,6 +80,8 @@ class Reducer:
 
     def set_comm_hook(self, hook: CommHook, state: Any) -> None:
         """Let `hook` do the communication. From now on it also divides by the world size."""
+        if self._comm_hook:
+            raise RuntimeError("register_comm_hook can only be called once: a hook is registered")
         self._comm_hook = hook, state
         self._scale = 1.0
 
@@ -93,27 +97,37 @@ class Reducer:
             self.timeline.next_step()
 
     def _start_over(self) -> None:
+        while self._underway:  # from a backward pass that ended in an error
+            self._underway.pop()[1].wait()
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)
         self._ready = [False] * len(self.parameters)
         self._ready_order: list[int] = []
-        self._underway: list[tuple[Bucket, Any]] = []
         self._backwards: list[Forward] = []
         self._callback_queued = False
 
     def begin_backward(self, forward: Forward) -> None:
         """Backward has reached the output of a forward pass."""
-        if forward.synchronised:
-            raise RuntimeError(
-                "backward ran again through a forward pass whose gradients are synchronised "
-                "already: call the model again first, or run the first backward (and its "
-                "forward) inside no_sync()"
-            )
+        if not self._is_concerned():
+            return
         if not self._armed:
+            if forward.synchronised:
+                raise RuntimeError(
+                    "backward ran again through a forward pass whose gradients are synchronised "
+                    "already: call the model again first, or run the first backward (and its "
+                    "forward) inside no_sync()"
+                )
             self._start_over()
             self._armed = True
         self._backwards.append(forward)
         self._queue_finalize()
+
+    def _is_concerned(self) -> bool:
+        """Whether this pass shall reach the parameters: not in `torch.autograd.grad` and not while
+        all of them are frozen, as a GAN's discriminator is. Of `inputs=` the hooks will tell.
+        """
+        reaches_all_leaves = torch.autograd._is_checkpoint_valid()  # type: ignore[no-untyped-call]
+        return reaches_all_leaves and any(p.requires_grad for p in self.parameters)
 
     def _queue_finalize(self) -> None:
         """Have `finalize` called at the end of the backward pass that is running."""
@@ -139,24 +153,18 @@ class Reducer:
                 "a re-entrant checkpoint uses the parameter more than once; "
                 "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
             )
-        if parameter.grad is None or parameter.grad.layout != torch.strided:
-            raise RuntimeError(
-                f"gradient of {self.names[i]!r} is sparse: buckets hold dense gradients only; "
-                "use sparse=False in the embedding"
-            )
-        if torch.is_grad_enabled():
-            raise RuntimeError("DistributedDataParallel does not work with create_graph=True")
+        check_gradient(self.names[i], parameter, self._view_of[i])
 
     def _put_into_bucket(self, i: int, parameter: Tensor) -> None:
         view, gradient = self._view_of[i], parameter.grad
         if gradient is None:
             view.zero_()
-        elif gradient is view:
+        elif shares_memory(gradient, view):
             view.mul_(self._scale)
         else:
             torch.mul(gradient, self._scale, out=view)
             if self.gradient_as_bucket_view:
-                parameter.grad = view
+                parameter.grad = view.detach()
         self._ready[i] = True
         self._ready_order.append(i)
         bucket = self._bucket_of[i]
@@ -176,7 +184,7 @@ class Reducer:
             self.timeline.mark(bucket, "launched")
         if self._comm_hook:
             hook, state = self._comm_hook
-            work: Any = hook(state, bucket)
+            work: Any = check_future(hook(state, bucket))
         else:
             work = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
         if self.timeline:
@@ -198,7 +206,8 @@ class Reducer:
                 self._put_into_bucket(i, parameter)
         self._launch_full_buckets()
         for bucket, work in self._underway:
-            _wait(bucket, work)
+            wait_for(work, bucket)
+        self._underway = []
         used = torch.tensor(self._touched)
         dist.all_reduce(used, group=self.control_group)
         for forward in self._backwards:
@@ -210,13 +219,13 @@ class Reducer:
         if not self.find_unused_parameters and min(counts) < self._world_size:
             raise RuntimeError(unused_message(self.names, counts, self._world_size))
         for i, parameter in enumerate(self.parameters):
-            if counts[i] > 0 and parameter.grad is not self._view_of[i]:
+            if counts[i] > 0 and not shares_memory(parameter.grad, self._view_of[i]):
                 self._give_gradient(i, parameter)
 
     def _give_gradient(self, i: int, parameter: nn.Parameter) -> None:
         view = self._view_of[i]
         if self.gradient_as_bucket_view:
-            parameter.grad = view
+            parameter.grad = view.detach()
         elif parameter.grad is None:
             parameter.grad = view.clone()
         else:
@@ -232,18 +241,9 @@ class Reducer:
         old_views = self._view_of
         self._build(order.tolist())
         for i, parameter in enumerate(self.parameters):
-            if parameter.grad is old_views[i]:
-                parameter.grad = self._view_of[i].copy_(old_views[i])
+            if shares_memory(parameter.grad, old_views[i]):
+                parameter.grad = self._view_of[i].copy_(old_views[i]).detach()
         self._rebuilt = True
-
-
-def _wait(bucket: Bucket, work: Any) -> None:
-    result = work.wait()
-    if isinstance(work, dist.Work):
-        return
-    averaged = result[0] if isinstance(result, (list, tuple)) else result
-    if averaged.data_ptr() != bucket.buffer().data_ptr():
-        bucket.set_buffer(averaged)
 
 
 def unused_message(names: Sequence[str], counts: Sequence[int], world_size: int) -> str:

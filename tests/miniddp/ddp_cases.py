@@ -4,6 +4,7 @@ Each case gets `wrap`, which is miniddp's class or torch's, so that both pass th
 """
 
 import copy
+import io
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -609,6 +610,118 @@ def copied(wrap: Any, rank: int, world_size: int) -> None:
     assert all(p.grad is None for p in ddp.parameters())
 
 
+def copied_wrapper(wrap: Any, rank: int, world_size: int) -> None:
+    """The wrapper too can be deep-copied and pickled; the copy averages on its own."""
+    ddp = wrap(seeded(Mlp, rank))
+    ddp(torch.randn(2, 5)).sum().backward()
+    ddp.zero_grad()
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    single = reference(Mlp)
+    x, y = joined(0, world_size)
+    F.cross_entropy(single(x), y).backward()
+    for twin in (copy.deepcopy(ddp), torch.load(file, weights_only=False)):
+        local_x, local_y = part(rank, world_size, x, y)
+        F.cross_entropy(twin(local_x), local_y).backward()
+        assert_same(twin.module, single, "copy")
+    assert all(p.grad is None for p in ddp.parameters())
+
+
+def frozen_for_a_pass(wrap: Any, rank: int, world_size: int) -> None:
+    """A GAN freezes its discriminator while gradients go through it to the generator."""
+    generator, critic = wrap(nn.Linear(5, 5)), wrap(Mlp())
+    for _ in range(3):
+        critic.requires_grad_(False)
+        critic(generator(torch.randn(4, 5))).sum().backward()
+        assert_equal_on_all_ranks(generator)
+        assert all(p.grad is None for p in critic.parameters())
+        critic.requires_grad_(True)
+        (critic(torch.randn(4, 5)).sum() - critic(torch.randn(4, 5)).square().sum()).backward()
+        assert_equal_on_all_ranks(critic)
+        generator.zero_grad()
+        critic.zero_grad()
+
+
+def gradients_of_other_tensors(wrap: Any, rank: int, world_size: int) -> None:
+    """autograd.grad with respect to inputs and outputs leaves the parameters alone."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (F.cross_entropy(model(x), y) * len(x)).backward(inputs=[x])
+        out = model(x)
+        (of_x,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (of_out,) = torch.autograd.grad(F.cross_entropy(out, y), out, retain_graph=True)
+        attacked = model(x.detach() + 0.1 * x.grad.sign())
+        penalty = of_x.square().sum() / len(x)
+        return F.cross_entropy(attacked, y) + (of_out.detach() * out).sum() + penalty
+
+    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+    for step in range(3):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        loss(ddp, *part(rank, world_size, x, y)).backward()
+        loss(single, x, y).backward()
+        assert_same(ddp.module, single, f"step {step}")
+
+
+def hidden_state_of_an_earlier_forward(wrap: Any, rank: int, world_size: int) -> None:
+    """A backward that goes on through the graph of an earlier forward is averaged too."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+            return torch.tanh(self.cell(x + hidden))
+
+    ddp, single = wrap(seeded(Recurrent, rank)), reference(Recurrent)
+    ours, theirs = torch.zeros(BATCH, 5), torch.zeros(BATCH * world_size, 5)
+    for step in range(3):
+        x, _ = joined(step, world_size)
+        ours, theirs = ddp(*part(rank, world_size, x), ours), single(x, theirs)
+        ours.mean().backward(retain_graph=True)
+        theirs.mean().backward(retain_graph=True)
+        assert_same(ddp.module, single, f"step {step}")
+
+
+def gradient_data_replaced(wrap: Any, rank: int, world_size: int) -> None:
+    """A user may point `.grad.data` to other memory, as old code that scales gradients does."""
+    for set_to_none in (True, False):
+        ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
+        for step in range(STEPS):
+            ddp.zero_grad(set_to_none=set_to_none)
+            single.zero_grad(set_to_none=set_to_none)
+            x, y = joined(step, world_size)
+            local_x, local_y = part(rank, world_size, x, y)
+            F.cross_entropy(ddp(local_x), local_y).backward()
+            F.cross_entropy(single(x), y).backward()
+            assert_same(ddp.module, single, f"step {step}")
+            for parameter in [*ddp.parameters(), *single.parameters()]:
+                parameter.grad.data = parameter.grad.data * 0.5
+
+
+def odd_parameters(wrap: Any, rank: int, world_size: int) -> None:
+    """No dimension, no element, complex numbers, a transposed matrix; one bucket for each."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+            self.scalar = nn.Parameter(torch.tensor(1.5))
+            self.empty = nn.Parameter(torch.zeros(0, 3))
+            self.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+            self.transposed = nn.Parameter(torch.randn(3, 4).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = self.complex.abs().square() + self.transposed.sum(0)
+            return self.layer(x) * self.scalar + bias + self.empty.sum()
+
+    follows_single_process(wrap, rank, world_size, build=Odd, bucket_cap_mb=0)
+
+
 BOTH = [
     follows_single_process,
     zeroed_gradients,
@@ -641,5 +754,11 @@ BOTH = [
     different_structure,
     wrapped_again_when_the_first_is_gone,
     copied,
+    copied_wrapper,
+    frozen_for_a_pass,
+    gradients_of_other_tensors,
+    hidden_state_of_an_earlier_forward,
+    gradient_data_replaced,
+    odd_parameters,
     compiled_module,
 ]

@@ -1,5 +1,6 @@
 """DistributedDataParallel against one process on the joined batch, and beside torch's own."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -168,6 +169,98 @@ def hook_that_is_none(rank: int) -> None:
 def test_a_hook_that_cannot_be_called() -> None:
     for message in fails_on_every_rank(2, hook_that_is_none):
         assert message == "TypeError: hook must be callable, not NoneType"
+
+
+def hook_with_result(rank: int, result: Any) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp())
+    ddp.register_comm_hook(
+        None, lambda state, bucket: future_of(result) if result is not None else bucket
+    )
+    ddp(torch.randn(2, 5)).sum().backward()
+
+
+def future_of(value: Any) -> torch.futures.Future[Any]:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, "must return a torch.futures.Future of the averaged buffer, not Bucket"),
+        ("text", "must hold a tensor of the bucket's 419 elements, not str"),
+        (torch.ones(1), "must hold a tensor of the bucket's 419 elements, not 1 elements"),
+    ],
+)
+def test_a_hook_that_returns_something_else(result: Any, message: str) -> None:
+    for seen in fails_on_every_rank(2, hook_with_result, result):
+        assert message in seen
+
+
+def two_hooks(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp())
+    for _ in range(2):
+        ddp.register_comm_hook(None, lambda state, bucket: future_of(bucket.buffer()))
+
+
+def test_a_second_hook() -> None:
+    for message in fails_on_every_rank(2, two_hooks):
+        assert "can only be called once" in message
+
+
+def converted_after_wrapping(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp()).double()
+    ddp(torch.randn(2, 5).double()).sum().backward()
+
+
+def test_converting_the_module_after_wrapping() -> None:
+    for message in fails_on_every_rank(2, converted_after_wrapping):
+        assert "is torch.float64 on cpu, but its bucket is torch.float32 on cpu" in message
+
+
+def frozen_on_one_rank(rank: int) -> None:
+    miniddp.DistributedDataParallel(Mlp().requires_grad_(rank == 0))
+
+
+def test_a_module_that_is_frozen_on_one_rank() -> None:
+    for message in fails_on_every_rank(2, frozen_on_one_rank):
+        assert "'first.weight' with requires_grad=False on rank 1" in message
+
+
+def copy_of_a_sub_group(rank: int) -> None:
+    group = dist.new_group([0, 1])
+    copy.deepcopy(miniddp.DistributedDataParallel(Mlp(), process_group=group))
+
+
+def test_copying_the_wrapper_of_a_sub_group() -> None:
+    for message in fails_on_every_rank(2, copy_of_a_sub_group):
+        assert "copy its module and wrap the copy" in message
+
+
+def goes_on_after_an_error_inside_backward(rank: int) -> None:
+    """What is still being sent when backward fails does not reach the next pass's buckets."""
+    ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(Mlp, rank), bucket_cap_mb=0.0005)
+    single = ddp_cases.reference(Mlp)
+    x, _ = ddp_cases.joined(0, 2)
+    failing = True
+
+    def fail(_: torch.Tensor) -> None:
+        if failing:
+            raise KeyError("mine")
+
+    ddp.module.first.bias.register_hook(fail)
+    with pytest.raises(KeyError, match="mine"):
+        ddp(torch.randn(2, 5)).sum().backward()
+    failing = False
+    ddp.zero_grad()
+    ddp(x.chunk(2)[rank]).square().mean().backward()
+    single(x).square().mean().backward()
+    ddp_cases.assert_same(ddp.module, single, "after the error")
+
+
+def test_goes_on_after_an_error_inside_backward() -> None:
+    run_ranks(goes_on_after_an_error_inside_backward, 2)
 
 
 def goes_on_after_an_error(rank: int) -> None:
