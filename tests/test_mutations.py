@@ -56,7 +56,7 @@ MUTATIONS = [
     Mutation(
         "gradients are lost when buckets are rebuilt",
         "reducer.py",
-        "parameter.grad = self._view_of[i].copy_(old_views[i])",
+        "parameter.grad = self._view_of[i].copy_(old_views[i]).detach()",
         "parameter.grad = None",
         f"{DDP}test_two_ranks[two_backwards_accumulate-miniddp]",
     ),

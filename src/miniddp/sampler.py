@@ -88,6 +88,16 @@ class DistributedSampler(Sampler[int]):
             return length // self.num_replicas
         return math.ceil(length / self.num_replicas)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples per rank in an epoch."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        """Samples of all ranks in an epoch, repeated ones included."""
+        return len(self) * self.num_replicas
+
     def __iter__(self) -> Iterator[int]:
         """Start the epoch, or go on where `load_state_dict` says, once."""
         order = epoch_order(len(self.dataset), self.shuffle, self.seed, self.epoch)

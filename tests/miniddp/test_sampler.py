@@ -80,6 +80,7 @@ def test_indices_are_torchs(length, world_size, shuffle, drop_last, seed, epoch)
         theirs.set_epoch(epoch)
         assert list(ours) == list(theirs)
         assert len(ours) == len(theirs)
+        assert (ours.num_samples, ours.total_size) == (theirs.num_samples, theirs.total_size)
 
 
 @given(st.integers(1, 40), world_sizes, booleans, st.data())
