@@ -194,7 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         train(options)
     except (DataError, TrainingError, CheckpointError) as error:
-        sys.exit(f"miniddp.train: error: {error}")
+        sys.stderr.write(f"miniddp.train: error: {error}\n")  # in one piece: all ranks write there
+        sys.exit(1)
     finally:
         destroy_process_group()
 
