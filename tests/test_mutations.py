@@ -96,6 +96,13 @@ MUTATIONS = [
         f"{DDP}test_two_ranks[no_sync_is_restored_after_an_exception-miniddp]",
     ),
     Mutation(
+        "synchronise the first micro-batches instead of the last",
+        "ddp.py",
+        "synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync",
+        "synchronise = torch.is_grad_enabled() and not self.require_backward_grad_sync",
+        f"{DDP}test_two_ranks[accumulation-miniddp]",
+    ),
+    Mutation(
         "buffers are not broadcast before forward",
         "ddp.py",
         "self._broadcast_buffers()",
