@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 PORT ?= 8000
+DIR ?= recordings
+BUDGET ?= 540
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,11 +14,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record check exercise bench clean
+.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 site: ## make the book's site in _site: with Quarto, else with Pandoc
 	@$(PYTHON) tools/site.py
@@ -60,6 +62,12 @@ format: $(READY) ## write code and prose in the project's style
 
 record: $(READY) ## record a run: RUN=05-ring, or without RUN all stale ones (DATA_DIR=folder of MRPC)
 	@$(BIN)/python tools/record.py $(or $(RUN),--stale) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
+
+record-gpu: ## record on this machine's GPU what lacks it, into DIR within BUDGET seconds (DATA_DIR=…)
+	@$(PYTHON) tools/record_gpu.py "$(DIR)" --budget $(BUDGET) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)") $(if $(COMMIT),--commit $(COMMIT))
+
+merge-recordings: ## check the GPU recordings of DIR and bring them into the book
+	@$(PYTHON) tools/merge_recordings.py "$(DIR)"
 
 exercise: $(READY) ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }

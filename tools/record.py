@@ -105,7 +105,7 @@ def record(root: Path, run: str, options: argparse.Namespace) -> Path:
     refuse_bad_notebook(notebook)
     if digest.symbols(root, run) != symbols:
         raise RecordError("the code changed while the run was executed: record it again")
-    return save(notebook, root / "runs" / f"{run}.{kind}.ipynb")
+    return save(notebook, (options.output or root / "runs") / f"{run}.{kind}.ipynb")
 
 
 def execute(
@@ -427,6 +427,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="record every run")
     parser.add_argument("--stale", action="store_true", help="record what is stale or missing")
     parser.add_argument("--data-dir", type=Path, help="folder with the MRPC files")
+    parser.add_argument("--output", type=Path, help="save in this folder instead of runs/")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per cell (900)")
     parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code")
     parser.add_argument("--commit", help="the commit of this copy, where there is no git")
@@ -437,6 +438,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if not options.data_dir.is_dir():
             parser.error(f"--data-dir: no folder {options.data_dir}")
         options.data_dir = options.data_dir.resolve()
+    if options.output:
+        options.output = options.output.resolve()
+        if not options.output.is_dir():
+            parser.error(f"--output: no folder {options.output}")
     return options
 
 
@@ -455,6 +460,10 @@ def selected(root: Path, options: argparse.Namespace) -> list[str]:
         if run not in names:
             raise RecordError(f"no run named {run!r}; the runs are {known}")
     return list(dict.fromkeys(runs))
+
+
+def saved_as(root: Path, path: Path) -> str:
+    return str(path.relative_to(root) if path.is_relative_to(root) else path.name)
 
 
 def has_gpu() -> bool:
@@ -491,11 +500,12 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         except KeyboardInterrupt:
             print(f"record.py: {run}: interrupted, nothing saved", file=sys.stderr)
             return 130
-        print(f"  saved {path.relative_to(root)} ({time.monotonic() - started:.1f} s)", flush=True)
+        print(f"  saved {saved_as(root, path)} ({time.monotonic() - started:.1f} s)", flush=True)
     if not runs:
         print("record.py: every recording is fresh")
     try:
-        check.write_status(root)
+        if not options.output:
+            check.write_status(root)
     except (digest.DigestError, OSError) as error:
         print(f"record.py: {check.STATUS} not written: {error}", file=sys.stderr)
         failed = True
