@@ -1,6 +1,7 @@
 """Check the book without executing anything: recordings, chapters, diagrams.
 
     python tools/check.py
+    python tools/check.py --strict
     python tools/check.py --write-status
 
 A CPU recording that is stale or missing is an error, a GPU recording that is stale is reported.
@@ -262,6 +263,50 @@ def chapter_problems(root: Path) -> Iterator[str]:
                 yield f"{name}, line {number}: image without alternative text"
 
 
+CITATION = re.compile(r"(?<![\w\\])@\{?([A-Za-z][\w:.#$%&+?<>~/-]*\w)")
+CROSS_REFERENCE = re.compile(r"(?:fig|tbl|sec|eq|lst)-")
+
+
+def bibliography_keys(root: Path) -> list[str]:
+    """The keys of the bibliography that _quarto.yml names, in order."""
+    config = root / "_quarto.yml"
+    text = config.read_text(encoding="utf-8") if config.is_file() else ""
+    match = re.search(r"^bibliography:\s*(\S+)", text, re.MULTILINE)
+    if not match or not (root / match[1]).is_file():
+        return []
+    entries = (root / match[1]).read_text(encoding="utf-8")
+    return re.findall(r"^\s*@\w+\s*\{\s*([^\s,}]+)\s*,", entries, re.MULTILINE)
+
+
+def citations(text: str) -> Iterator[tuple[int, str]]:
+    """The keys that markdown cites, with their lines; not `@fig-ring`, which is a reference."""
+    text = hidden(text, *UNREAD, r"(`+)(?!`).+?(?<!`)\1(?!`)", r"<[^<>\s]+@[^<>\s]+>")
+    for match in CITATION.finditer(text):
+        if not CROSS_REFERENCE.match(match[1]):
+            yield text.count("\n", 0, match.start()) + 1, match[1]
+
+
+def citation_problems(root: Path) -> Iterator[str]:
+    """Citations of what the bibliography lacks, and entries of it under one key."""
+    keys = bibliography_keys(root)
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        yield f"the bibliography has {keys.count(key)} entries @{key}"
+    for path in pages(root):
+        name = path.relative_to(root).as_posix()
+        for line, key in citations(path.read_text(encoding="utf-8")):
+            if key not in keys:
+                yield f"{name}, line {line}: @{key}: the bibliography has no such entry"
+
+
+def uncited(root: Path) -> Iterator[str]:
+    """Entries of the bibliography that no page cites."""
+    texts = [path.read_text(encoding="utf-8") for path in pages(root)]
+    cited = {key for text in texts for _, key in citations(text)}
+    for key in bibliography_keys(root):
+        if key not in cited:
+            yield f"@{key} stands in the bibliography, and no page cites it"
+
+
 def fence_openings(text: str) -> Iterator[tuple[int, str]]:
     """The lines that open a fenced code block, with their numbers."""
     open_fence = ""
@@ -322,20 +367,27 @@ def typed_numbers(root: Path) -> Iterator[str]:
                 yield f"{name}, line {line}: {found!r} is typed by hand; quote a run or cite"
 
 
+UNREAD = (  # front matter, comments, code blocks
+    r"\A---\n.*?\n---\n",
+    r"<!--.*?-->",
+    r"(?m)^(\s*)(`{3,}|~{3,})[^\n]*\n(?:.*?\n)??\1\2[`~]*[ \t]*$",
+)
+
+
+def hidden(text: str, *patterns: str) -> str:
+    """The text with spaces in place of what the patterns match; newlines stay."""
+    for pattern in patterns:
+        text = re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
+    return text
+
+
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Paragraphs of prose without citations, with the number of their first line.
 
     Left out: front matter, code, math, tables, exercises, spans with attributes, link targets.
     Newlines stay, so that line numbers can be counted.
     """
-    blank = re.compile(r"[^\n]")
-    for pattern in (
-        r"\A---\n.*?\n---\n",
-        r"<!--.*?-->",
-        r"(?m)^(\s*)(`{3,}|~{3,})[^\n]*\n(?:.*?\n)??\1\2[`~]*[ \t]*$",
-        r"\$\$.*?\$\$(?:\s*\{[^}]*\})?",
-    ):
-        text = re.sub(pattern, lambda m: blank.sub(" ", m[0]), text, flags=re.DOTALL)
+    text = hidden(text, *UNREAD, r"\$\$.*?\$\$(?:\s*\{[^}]*\})?")
     lines = [
         "" if skipped or re.match(r"\s*(\||:::)", line) else line
         for skipped, line in in_exercises(text.split("\n"))
@@ -390,6 +442,7 @@ def report(root: Path) -> Iterator[str]:
 def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write-status", action="store_true", help=f"write {STATUS}")
+    parser.add_argument("--strict", action="store_true", help="take every warning for an error")
     options = parser.parse_args(arguments)
     try:
         if options.write_status:
@@ -403,11 +456,12 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
                 recording_problems,
                 page_problems,
                 chapter_problems,
+                citation_problems,
                 diagram_problems,
             )
             for problem in check(root)
         ]
-        warnings = [*uncommitted(root), *typed_numbers(root)]
+        warnings = [*uncommitted(root), *typed_numbers(root), *uncited(root)]
     except (digest.DigestError, OSError) as error:
         print(f"check.py: {error}", file=sys.stderr)
         return 2
@@ -416,7 +470,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     for problem in problems:
         print(f"error: {problem}")
     print(f"{len(problems)} errors, {len(warnings)} warnings")
-    return 1 if problems else 0
+    return 1 if problems or (options.strict and warnings) else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ local function import(name)
 end
 
 local boxes = import "boxes"
+local citations = import "citations"
 local glossary = import "glossary"
 local notebook = import "notebook"
 local place = import "place"
@@ -48,7 +49,7 @@ function Pandoc(doc)
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = blocks:walk { Div = replace_by(divs) }
   doc.blocks = reading_time.insert(blocks, minutes)
-  return doc
+  return citations.with_references(doc)
 end
 
 return { { Pandoc = Pandoc } }

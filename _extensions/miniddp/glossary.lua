@@ -1,6 +1,7 @@
 -- `.term`: a link to the glossary that carries the definition; and the names of the glossary's entries.
 
 local import = ...
+local citations = import "citations"
 local place = import "place"
 local project = import "project"
 local value = import "value"
@@ -16,7 +17,7 @@ local function identifier(key) return "term-" .. key:gsub("%W+", "-") end
 
 -- The first paragraph of a definition as plain text, with its recorded values filled in.
 local function plain_text(definitions)
-  local filled = definitions[1][1]:walk {
+  local filled = citations.without(definitions[1][1]):walk {
     Span = function(span)
       if span.classes:includes("val") then return value(span, place.of(span, "val", GLOSSARY)) end
     end,

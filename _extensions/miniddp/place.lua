@@ -63,17 +63,21 @@ function M.of(element, class, page)
   end
 end
 
+-- ":12" for the first line of the page that holds the text, "" if there is none.
+function M.line_of(text)
+  local source = project.read(project.page) or ""
+  local position = source:find(text, 1, true)
+  return position and ":" .. line_at(source, position) or ""
+end
+
 -- A fenced div with a mistake in its attributes is a paragraph to Pandoc.
 function M.check_fences(blocks)
   local function check(block)
     local first = block.content[1]
     if not first or first.t ~= "Str" or not first.text:match("^:::") then return end
     local text = pandoc.utils.stringify(block):match("^%S+%s*%S*")
-    local source = project.read(project.page) or ""
-    local position = source:find(text, 1, true)
-    local line = position and ":" .. line_at(source, position) or ""
     local message = "this line opens or closes no div: check the attributes and the quotes: " .. text
-    M.stop(project.page .. line .. ": " .. message)
+    M.stop(project.page .. M.line_of(text) .. ": " .. message)
   end
   blocks:walk { Para = check, Plain = check }
 end

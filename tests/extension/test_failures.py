@@ -313,6 +313,18 @@ def test_two_entries_of_a_name(render):
     assert done.stderr == f"{page}: two entries have the name #term-rank\n"
 
 
+@pytest.mark.parametrize(
+    ("header", "where"),
+    [("---\nbibliography: references.bib\n---\n\n", "references.bib"), ("", "no bibliography")],
+)
+def test_a_citation_of_nothing(render, book, header, where):
+    (book / "references.bib").write_text("@misc{li2020, title={DDP}}\n", encoding="utf-8")
+    done = render(PAGE, f"{header}{BEFORE}See @fig-a [@li2021, section 5].\n")
+    line = header.count("\n") + LINE
+    assert done.stderr == f"{PAGE}:{line}: @li2021: no such entry in {where}\n"
+    assert done.returncode == 1
+
+
 def test_no_runs(render, book):
     for path in (book / "runs").glob("*"):
         path.unlink()

@@ -87,3 +87,67 @@ def test_without_a_status_file_nothing_is_stale(render, book):
     html = render(PAGE, '::: {.run name="01-demo" cell="hello"}\n:::\n').stdout
     assert "stale" not in html
     assert "latest change" not in html
+
+
+BIBLIOGRAPHY = "---\nbibliography: references.bib\n---\n\n"
+SOURCE = "@misc{li2020, author={Li, Shen}, title={DDP}, year={2020}}\n"
+HEADING = '<h2 class="unnumbered" id="references">References</h2>\n<div id="refs" role="list">'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "See [@li2020].",
+        "::: {.takeaways}\n- See [@li2020].\n:::",
+        '::: {.diagram src="vis/ring.svg" #fig-ring}\nA ring [@li2020].\n:::',
+        '::: {.run name="01-demo" cell="hello" #fig-hello}\nHello [@li2020].\n:::',
+        "::: {.exercise}\nWhy?\n\n::: {.answer}\nSee [@li2020].\n:::\n:::",
+    ],
+    ids=["prose", "box", "diagram", "run", "answer"],
+)
+def test_what_cites_ends_with_its_references(render, book, text):
+    (book / "references.bib").write_text(SOURCE, encoding="utf-8")
+    done = render(PAGE, f"{BIBLIOGRAPHY}# The ring\n\n{text}\n")
+    assert done.stderr == ""
+    assert 'data-cites="li2020"' in done.stdout
+    assert done.stdout.removesuffix("\n\n</div>\n").endswith(HEADING)
+
+
+def test_recorded_text_can_cite(render, book):
+    (book / "references.bib").write_text(SOURCE, encoding="utf-8")
+    path = book / "runs/01-demo.cpu.ipynb"
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    table = "| a |\n|---|\n| [@li2020] |\n"
+    recording["cells"].append(
+        {
+            "cell_type": "code",
+            "metadata": {"name": "cites"},
+            "source": "table()",
+            "outputs": [{"output_type": "display_data", "data": {"text/markdown": table}}],
+        }
+    )
+    path.write_text(json.dumps(recording), encoding="utf-8")
+    html = render(PAGE, BIBLIOGRAPHY + '::: {.run name="01-demo" cell="cites"}\n:::\n').stdout
+    assert '<td><span class="citation" data-cites="li2020">' in html
+    assert HEADING in html
+
+
+def test_cross_references_alone_need_no_bibliography(render):
+    done = render(PAGE, '::: {.diagram src="vis/ring.svg" #fig-ring}\nA ring.\n:::\n\n@fig-ring\n')
+    assert done.stderr == ""
+    assert "References" not in done.stdout
+
+
+def test_a_place_for_the_references_is_kept(render, book):
+    (book / "references.bib").write_text(SOURCE, encoding="utf-8")
+    text = "See @li2020.\n\n::: {#refs}\n:::\n\nThe end.\n"
+    html = render(PAGE, BIBLIOGRAPHY + text).stdout
+    assert html.count('id="refs"') == 1
+    assert "References" not in html
+
+
+def test_a_tooltip_leaves_citations_out(render, book):
+    glossary = "rank\n: One process [@li2020], with a number.\n"
+    (book / "chapters/glossary.qmd").write_text(glossary, encoding="utf-8")
+    html = render(PAGE, "A [rank]{.term}.\n").stdout
+    assert 'data-tip="One process, with a number."' in html

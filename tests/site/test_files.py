@@ -108,7 +108,15 @@ def test_no_markup_is_left_over(pages: dict[Path, PageParser]) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["code-annotation-anchor", 'role="tab"', "data-tip=", "<math", "callout-note", "takeaways"],
+    [
+        "code-annotation-anchor",
+        'role="tab"',
+        "data-tip=",
+        "<math",
+        "callout-note",
+        "takeaways",
+        "doc-biblioref",
+    ],
 )
 def test_the_sample_holds_what_the_browser_tests_look_at(sites: Sites, part: str) -> None:
     text = (sites["sample-plain"] / "chapters/01-everything.html").read_text(encoding="utf-8")

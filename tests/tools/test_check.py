@@ -251,6 +251,56 @@ def test_a_typed_number_is_found_at_its_line(project):
     assert warning == ("chapters/05-ring.qmd, line 8: '3 ms' is typed by hand; quote a run or cite")
 
 
+@pytest.fixture
+def cited(project: Path) -> Path:
+    """The small book with a bibliography of two entries, of which one is cited."""
+    config = (project / "_quarto.yml").read_text(encoding="utf-8")
+    write(project, "_quarto.yml", f"{config}\nbibliography: refs.bib\n")
+    write(project, "refs.bib", "@article{li2020,\n  title={A}\n}\n@online{nccl-env, title={B}}\n")
+    write(project, "index.qmd", "# Start\n\nSee [@li2020, section 5].\n")
+    return project
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("See [@li2020; @nccl-env] and @li2020.", []),
+        ("A figure: @fig-ring, @sec-a, @tbl-b, @eq-c.", []),
+        ("Mail ada@example.org or <ada@example.org>, \\@home.", []),
+        ("Decorated by `@property` or ``@a `b` @c``.", []),
+        ("```python\n@dataclass\nclass A: ...\n```\n", []),
+        ("---\nauthor: '@nobody'\n---\n\n<!-- @nobody -->\n", []),
+        ("See\n[-@li2021].", ["line 2: @li2021"]),
+        ("As @nobody says [@li2020, see @nccl].", ["line 1: @nobody", "line 1: @nccl"]),
+        ("::: {.takeaways}\n- One [@gone, p. 3].\n:::\n", ["line 2: @gone"]),
+        ("| a |\n|---|\n| [@gone] |\n", ["line 3: @gone"]),
+    ],
+)
+def test_citations_of_what_is_not_in_the_bibliography(cited, text, unknown):
+    write(cited, "chapters/05-ring.qmd", text)
+    assert list(check.citation_problems(cited)) == [
+        f"chapters/05-ring.qmd, {place}: the bibliography has no such entry" for place in unknown
+    ]
+
+
+def test_a_key_of_two_entries_is_named(cited):
+    write(cited, "refs.bib", "@misc{li2020, title={A}}\n@misc{li2020, title={B}}\n")
+    assert list(check.citation_problems(cited)) == ["the bibliography has 2 entries @li2020"]
+
+
+def test_what_nobody_cites_is_a_warning_and_strictly_an_error(cited, capsys):
+    code, lines = run(cited, capsys)
+    assert code == 0
+    assert "warning: @nccl-env stands in the bibliography, and no page cites it" in lines
+    assert lines[-1] == "0 errors, 1 warnings"
+    assert run(cited, capsys, "--strict")[0] == 1
+    write(cited, "chapters/05-ring.qmd", "See @nccl-env.\n")
+    assert run(cited, capsys, "--strict") == (
+        0,
+        ["05-ring  CPU fresh    GPU missing", "0 errors, 0 warnings"],
+    )
+
+
 def test_a_run_that_cannot_be_read_is_one_line(project, capsys):
     write(project, "runs/05-ring.py", "# %%\nx = (\n")
     assert check.main([], project) == 2

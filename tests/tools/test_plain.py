@@ -211,12 +211,50 @@ def test_includes_and_root_addresses(book: Book) -> None:
     assert (book.site / "s.js").is_file()
 
 
-def test_citations(book: Book) -> None:
-    book.write("_quarto.yml", "bibliography: refs.bib\n" + CONFIG)
-    book.write("refs.bib", "@book{knuth, author={Knuth, Donald}, title={Art}, year={1968}}\n")
-    html = book.page("As @knuth says, @fig-a.")
-    assert "Knuth" in html
+KNUTH = "@book{knuth, author={Knuth, Donald}, title={Art}, year={1968}}\n"
+
+
+@pytest.fixture
+def citing(book: Book) -> Book:
+    book.write("_quarto.yml", "bibliography: refs.bib\nlink-citations: true\n" + CONFIG)
+    book.write("refs.bib", KNUTH)
+    return book
+
+
+def test_citations(citing: Book) -> None:
+    html = citing.page("As @knuth says [@knuth, section 5], @fig-a.")
+    link = '<a href="#ref-knuth" role="doc-biblioref">'
+    assert f"Knuth ({link}1968</a>)" in html
+    assert f"({link}Knuth 1968, sec. 5</a>)" in html
     assert 'id="ref-knuth"' in html
+    assert '<a href="#fig-a" class="xref">Figure 1.1</a>' in html
+
+
+def test_the_style_of_citations_is_the_book_s(citing: Book) -> None:
+    style = (build.ROOT / "theme/citations.csl").read_text(encoding="utf-8")
+    citing.write("own.csl", style)
+    citing.write("_quarto.yml", "csl: own.csl\nbibliography: refs.bib\n" + CONFIG)
+    citing.write("refs.bib", KNUTH + "@online{api, author={Maker}, title={Pumps: A list}}\n")
+    html = citing.page("First [@knuth, section 5], then [@api].")
+    assert "(Knuth 1968, section 5)" in html
+    assert re.search(r"\(Maker, (<span>)?“Pumps”", html)
+    assert "Donald Knuth (1968). <em>Art</em>." in html
+
+
+def test_a_citation_in_an_annotation_stays_readable_in_its_tooltip(citing: Book) -> None:
+    html = citing.page("```python\na = 1  # <1>\n```\n\n1. As in [@knuth], see @fig-a.\n")
+    assert 'data-tip="As in (Knuth 1968), see Figure 1.1."' in html
+
+
+@pytest.mark.parametrize("text", ["@nobody", "[@knuth; @nobody, section 5]", "[-@nobody]"])
+def test_a_citation_of_nothing_stops_the_build(citing: Book, text: str) -> None:
+    citing.write("index.qmd", f"# A\n\nAs {text} says.\n")
+    assert failure(citing) == "index.qmd: @nobody: the bibliography has no entry of that name"
+
+
+def test_a_citation_without_a_bibliography_stops_the_build(book: Book) -> None:
+    book.write("index.qmd", "# A\n\nAs @knuth says.\n")
+    assert failure(book) == "index.qmd: @knuth: the bibliography has no entry of that name"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 Every page goes through Pandoc once, with the book's own filters and plain.lua; what depends on
 other pages (navigation, cross-references) is put in afterwards. What is read from _quarto.yml:
 the book's title, description, favicon, repo-url, page-footer, chapters and appendices; resources,
-filters, bibliography, csl, number-sections, crossref.chapters; of format.html: css, toc-depth and
-the include-… files.
+filters, bibliography, csl, link-citations, number-sections, crossref.chapters; of format.html: css,
+toc-depth and the include-… files.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[s
     arguments.append(f"--lua-filter={HERE / 'plain.lua'}")
     bibliography = as_list(config.get("bibliography"))
     if bibliography:
-        arguments += ["--citeproc", *(f"--bibliography={name}" for name in bibliography)]
+        arguments += [f"--bibliography={name}" for name in bibliography]
         arguments += [f"--csl={name}" for name in as_list(config.get("csl"))]
     return arguments
 
@@ -242,6 +242,7 @@ def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
         "number-prefix": page.number if crossref.get("chapters", True) else "",
         "lang": config.get("lang", "en"),
         "book": {"title": book.get("title", ""), "repo-url": book.get("repo-url")},
+        "link-citations": config.get("link-citations", False),
         "description": book.get("description", ""),
         "favicon": book.get("favicon"),
         "style": [page.root + name for name in as_list(html_options(config).get("css"))],

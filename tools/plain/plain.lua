@@ -152,16 +152,17 @@ end
 -- References and links ---------------------------------------------------------------------------
 
 local LINK, WORDS = '<x-ref to="%s" form="%s"></x-ref>', "\u{e000}%s %s\u{e001}"
+local LINK_PATTERN = '<x%-ref to="(%S+)" form="(%w+)"></x%-ref>'
 
--- The references of a citation, or nil. build.py fills them in, as links or as words alone, once
+-- The cross-references of a citation, or nil. build.py fills them in, as links or as words alone, once
 -- it knows the numbers of every page.
-local function references(cite, template)
+local function references(cite)
   local found = {}
   for _, citation in ipairs(cite.citations) do
     if kind_of(citation.id) then
       local prefix = pandoc.utils.stringify(citation.prefix)
       local form = (prefix ~= "" or citation.mode == "SuppressAuthor") and "number" or "full"
-      table.insert(found, (prefix ~= "" and prefix .. "\u{a0}" or "") .. template:format(citation.id, form))
+      table.insert(found, (prefix ~= "" and prefix .. "\u{a0}" or "") .. LINK:format(citation.id, form))
     end
   end
   if #found == 0 then return nil end
@@ -170,16 +171,31 @@ local function references(cite, template)
 end
 
 local function Cite(cite)
-  local links = references(cite, LINK)
+  local links = references(cite)
   return links and pandoc.RawInline("html", links)
+end
+
+-- The document with its citations and the list of what it cites; a source that is not in the
+-- bibliography stops the build.
+local function with_citations(doc)
+  local known = {}
+  for _, reference in ipairs(pandoc.utils.references(doc)) do known[reference.id] = true end
+  doc.blocks:walk {
+    Cite = function(cite)
+      for _, citation in ipairs(cite.citations) do
+        if not known[citation.id] then fail("@" .. citation.id .. ": the bibliography has no entry of that name") end
+      end
+    end,
+  }
+  return next(known) and pandoc.utils.citeproc(doc) or doc
 end
 
 -- Blocks as plain text, for a tooltip.
 local function plain_text(blocks)
   return pandoc.utils.stringify(pandoc.Blocks(blocks):walk {
-    Cite = function(cite)
-      local words = references(cite, WORDS)
-      return words and pandoc.Str(words)
+    RawInline = function(inline)
+      local words, count = inline.text:gsub(LINK_PATTERN, WORDS:format("%1", "%2"))
+      return count > 0 and pandoc.Str(words) or nil
     end,
   })
 end
@@ -326,13 +342,15 @@ function Pandoc(doc)
   page, root = doc.meta.page[1].text, pandoc.utils.stringify(doc.meta.root or "")
   chapter = pandoc.utils.stringify(doc.meta.chapter or "")
   prefix = pandoc.utils.stringify(doc.meta["number-prefix"] or "")
+  doc.blocks = doc.blocks:walk { Cite = Cite }
+  doc = with_citations(doc)
   local title, id = take_title(doc)
   doc.blocks = doc.blocks:walk {
     traverse = "topdown",
     Header = Header, Figure = Figure, Table = Table, Div = Div, Blocks = Blocks,
   }
   doc.blocks = doc.blocks:walk {
-    Inlines = Inlines, Cite = Cite, Link = Link, Str = Str,
+    Inlines = Inlines, Link = Link, Str = Str,
   }
   local meta = doc.meta
   local description = meta.description or {}
