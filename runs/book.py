@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import numbers
 import os
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 VALUES = "application/vnd.miniddp.values+json"
 RANKS = "application/vnd.miniddp.ranks+json"
+TIMELINE = "application/vnd.miniddp.timeline+json"
 
 RANK_COLORS = (
     "#2563eb",
@@ -92,6 +94,50 @@ def figure(fig: Figure) -> None:
     plt.close(fig)
 
 
+def timeline(
+    recordings: Iterable[Any], parameters: Sequence[Sequence[str]], step: int | None = None
+) -> None:
+    """Show one backward pass, bucket by bucket, as a diagram that readers can look into.
+
+    ``recordings`` holds one ``miniddp.timeline.Timeline`` per rank, or its ``to_json()``. Each
+    needs ``note("backward")`` before the backward pass and ``note("end")`` after it.
+    ``parameters`` names the parameters of each bucket. ``step`` is the last one if not given.
+    """
+    ranks = [_pass_of(recording, rank, step) for rank, recording in enumerate(recordings)]
+    sizes = [[int(row["bytes"]) for row in rows] for rows, _, _ in ranks]
+    if not ranks or any(size != sizes[0] for size in sizes):
+        raise ValueError(f"every rank must have the same buckets, not {sizes} bytes")
+    if len(parameters) != len(sizes[0]):
+        raise ValueError(f"names for {len(parameters)} buckets, expected {len(sizes[0])}")
+    bundle = {
+        "step": int(ranks[0][0][0]["step"]),
+        "buckets": [
+            {"bytes": size, "parameters": list(names)}
+            for size, names in zip(sizes[0], parameters, strict=True)
+        ],
+        "ranks": [
+            {
+                "end": round(end - begin, 7),
+                **{
+                    event: [round(row[event] - begin, 7) for row in rows]
+                    for event in ("ready", "launched", "done")
+                },
+            }
+            for rows, begin, end in ranks
+        ],
+    }
+    lines = [
+        f"rank {rank} | bucket {row['bucket']}: {row['bytes']:,.0f} bytes, "
+        + ", ".join(
+            f"{event} {1000 * (row[event] - begin):.2f} ms"
+            for event in ("ready", "launched", "done")
+        )
+        for rank, (rows, begin, _) in enumerate(ranks)
+        for row in rows
+    ]
+    _show({TIMELINE: bundle}, "\n".join(lines))
+
+
 def provenance(
     device: Any, world_size: int | Iterable[int], backend: str | Iterable[str] | None
 ) -> None:
@@ -119,6 +165,37 @@ def data_dir() -> Path | None:
         raise FileNotFoundError(f"--data-dir: no folder {given}")
     facts["data_used"] = True
     return folder
+
+
+# Timelines
+
+
+def _pass_of(recording: Any, rank: int, step: int | None) -> tuple[list[Any], float, float]:
+    """The buckets of one step in their order, and when its backward pass began and ended."""
+    if hasattr(recording, "to_json"):
+        recording = recording.to_json()
+    data = json.loads(recording) if isinstance(recording, str) else recording
+    steps = sorted({row["step"] for row in data["events"]})
+    chosen = step if step is not None else (steps or [None])[-1]
+    rows = sorted((r for r in data["events"] if r["step"] == chosen), key=lambda r: r["bucket"])
+    if not rows:
+        raise ValueError(f"the timeline of rank {rank} has no step {chosen} (it has: {steps})")
+    for row in rows:
+        if missing := sorted({"ready", "launched", "done"} - set(row)):
+            never = " or ".join(missing)
+            raise ValueError(f"bucket {row['bucket']:.0f} of rank {rank} was never {never}")
+    first, last = min(row["ready"] for row in rows), max(row["done"] for row in rows)
+    marks = {"backward": [], "end": []}
+    for mark in data["marks"]:
+        marks.setdefault(mark["name"], []).append(mark["time"])
+    begins = [time for time in marks["backward"] if time <= first]
+    ends = [time for time in marks["end"] if begins and time > begins[-1]]
+    if not ends:
+        raise ValueError(
+            f"the timeline of rank {rank} does not say when step {chosen} began and ended: "
+            'call note("backward") before the backward pass and note("end") after it'
+        )
+    return rows, begins[-1], max(ends[0], last)
 
 
 # Showing

@@ -24,7 +24,8 @@ local spans = { val = import "value", term = glossary.term }
 local divs = {
   code = import "code",
   run = import "run",
-  diagram = import "diagram",
+  diagram = import("diagram").diagram,
+  interactive = import "interactive",
   notebook = notebook.notebook,
   recordings = notebook.recordings,
   takeaways = boxes.takeaways,

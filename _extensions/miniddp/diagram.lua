@@ -5,6 +5,8 @@ local figure = import "figure"
 local project = import "project"
 local svg = import "svg"
 
+local M = {}
+
 local shown = {} -- on this page so far
 
 -- Names must differ between the diagrams of a page, so each starts with the file's.
@@ -29,8 +31,8 @@ local function label_id(body, tag, stem, path, fail)
   return body:gsub("<" .. tag .. "%f[%s>]", ('<%s id="%s"'):format(tag, id), 1), id
 end
 
-return function(div, fail)
-  local path = div.attributes.src or fail('expected src="vis/NAME.svg"')
+-- The SVG at that path as an element of the page.
+function M.svg(path, fail)
   if shown[path] then fail("this diagram is on the page already: refer to it instead") end
   shown[path] = true
   local text = project.read(path) or fail("no such file: " .. path)
@@ -42,7 +44,13 @@ return function(div, fail)
   local title, description
   body, title = label_id(body, "title", stem, path, fail)
   body, description = label_id(body, "desc", stem, path, fail)
-  local html = svg.inline(attributes, body, "aria-labelledby", title .. " " .. description)
+  return svg.inline(attributes, body, "aria-labelledby", title .. " " .. description)
+end
+
+function M.diagram(div, fail)
+  local html = M.svg(div.attributes.src or fail('expected src="vis/NAME.svg"'), fail)
   local content = figure(pandoc.Blocks { pandoc.RawBlock("html", html) }, div, fail)
   return #div.content > 0 and content or pandoc.Div(content, { class = "diagram" })
 end
+
+return M

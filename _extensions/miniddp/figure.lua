@@ -12,7 +12,8 @@ end
 -- The content as it is if the div neither has a caption nor a name.
 return function(content, div, fail)
   local caption, id = caption_of(div, fail), div.identifier
-  local attributes = pandoc.Attr(id, div.classes:includes("diagram") and { "diagram" } or {})
+  local classes = div.classes:filter(function(class) return class == "diagram" or class == "interactive" end)
+  local attributes = pandoc.Attr(id, classes)
   if not caption and id ~= "" then fail("a figure with a name needs a caption: write it inside") end
   if not caption then return content end
   if quarto and id ~= "" then

@@ -3,6 +3,7 @@
 local import = ...
 local recording = import "recording"
 local svg = import "svg"
+local timeline = import "timeline"
 local text_of, present, bundle = recording.text, recording.present, recording.bundle
 
 local RANKS = "application/vnd.miniddp.ranks+json"
@@ -42,6 +43,10 @@ local function figure_block(text, alt, fail)
   return pandoc.RawBlock("html", svg.inline(attributes, body, "aria-label", alt))
 end
 
+local function timeline_block(events, alt, fail)
+  return pandoc.RawBlock("html", timeline.draw(events, alt, fail))
+end
+
 local function values_table(values)
   local keys, rows = {}, {}
   for key in pairs(values) do table.insert(keys, key) end
@@ -62,6 +67,8 @@ local function display(output, alt_of, fail)
   if ranks then return { ranks_block(ranks) } end
   local image = bundle(output, "image/svg+xml")
   if image then return { figure_block(image, alt_of(output), fail) } end
+  local events = bundle(output, timeline.MIME)
+  if events then return { timeline_block(events, alt_of(output), fail) } end
   local markdown = bundle(output, "text/markdown")
   if markdown then return pandoc.read(markdown, "markdown").blocks end
   if bundle(output, VALUES) then return nil end
@@ -71,7 +78,7 @@ end
 
 -- `alt_of(output)` gives the text that stands for a figure.
 return function(cell, alt_of, fail)
-  local blocks, streamed, values = pandoc.Blocks {}, "", {}
+  local blocks, streamed = pandoc.Blocks {}, ""
   local function flush()
     if plain(streamed) ~= "" then blocks:insert(text_block(streamed)) end
     streamed = ""
@@ -84,10 +91,10 @@ return function(cell, alt_of, fail)
     else
       flush()
       blocks:extend(display(output, alt_of, fail) or {})
-      for key, value in pairs(bundle(output, VALUES) or {}) do values[key] = value end
     end
   end
   flush()
+  local values = recording.cell_values(cell)
   if #blocks == 0 and next(values) then blocks:insert(values_table(values)) end
   return blocks
 end

@@ -97,7 +97,7 @@ function M.cell(recording, name, fail)
   return found
 end
 
-function M.cell_names(recording)
+local function cell_names(recording)
   local names = {}
   for _, cell in ipairs(recording.cells) do
     local name = cell.metadata and M.present(cell.metadata.name)
@@ -106,14 +106,34 @@ function M.cell_names(recording)
   return names
 end
 
--- Everything that the cells recorded by name: key → number or string.
+-- The recordings that have the cell, as { kind, recording, cell }. A GPU recording may lag behind.
+function M.with_cell(name, kind, cell_name, fail)
+  if not cell_name then fail("no cell is named") end
+  local found, names = {}, {}
+  for _, one in ipairs(M.find(name, kind, fail)) do
+    local cell = M.cell(one, cell_name, fail)
+    if cell then table.insert(found, { kind = one.kind, recording = one, cell = cell }) end
+    names = cell_names(one)
+  end
+  if #found > 0 then return found end
+  fail(("no such cell in the recording (it has: %s)"):format(table.concat(names, ", ")))
+end
+
+-- Everything that one cell recorded by name: key → number or string.
+function M.cell_values(cell)
+  local values = {}
+  for _, output in ipairs(cell.outputs or {}) do
+    for key, value in pairs(M.bundle(output, VALUES) or {}) do values[key] = value end
+  end
+  return values
+end
+
+-- The same for all cells.
 function M.values(recording)
   if recording.values then return recording.values end
   recording.values = {}
   for _, cell in ipairs(recording.cells) do
-    for _, output in ipairs(cell.outputs or {}) do
-      for key, value in pairs(M.bundle(output, VALUES) or {}) do recording.values[key] = value end
-    end
+    for key, value in pairs(M.cell_values(cell)) do recording.values[key] = value end
   end
   return recording.values
 end

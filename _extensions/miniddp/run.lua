@@ -7,26 +7,12 @@ local provenance = import "provenance"
 local recording = import "recording"
 local tabs = import "tabs"
 
--- The recordings that have the cell, as { kind, recording, cell }. A GPU recording may lag behind.
-local function with_cell(div, fail)
-  local name, cell_name = div.attributes.name, div.attributes.cell
-  if not cell_name then fail("no cell is named") end
-  local found, names = {}, {}
-  for _, one in ipairs(recording.find(name, div.attributes.kind, fail)) do
-    local cell = recording.cell(one, cell_name, fail)
-    if cell then table.insert(found, { kind = one.kind, recording = one, cell = cell }) end
-    names = recording.cell_names(one)
-  end
-  if #found > 0 then return found end
-  fail(("no such cell in the recording (it has: %s)"):format(table.concat(names, ", ")))
-end
-
 return function(div, fail)
   local function alt_of()
     local alt = div.attributes["fig-alt"] or ""
     return alt ~= "" and alt or fail('its output is a figure: say what it shows with fig-alt="…"')
   end
-  local found = with_cell(div, fail)
+  local found = recording.with_cell(div.attributes.name, div.attributes.kind, div.attributes.cell, fail)
   local function blocks_of(one)
     local blocks = outputs(one.cell, alt_of, fail)
     if #blocks == 0 then fail("the cell has no output in " .. one.recording.path) end

@@ -1,0 +1,87 @@
+-- `.interactive`: a diagram that a script of vis/ makes move; without JavaScript it is a still.
+
+local import = ...
+local diagram = import "diagram"
+local figure = import "figure"
+local project = import "project"
+local provenance = import "provenance"
+local recording = import "recording"
+local tabs = import "tabs"
+local timeline = import "timeline"
+
+local loaded = {} -- scripts that this page has so far
+
+-- JSON that cannot end the element it stands in.
+local function embedded(data)
+  local json = pandoc.json.encode(data):gsub("<", "\\u003c")
+  return ('<script type="application/json">%s</script>'):format(json)
+end
+
+-- What the script takes over.
+local function stage(stem, still, data)
+  return pandoc.RawBlock("html", table.concat({
+    ('<div class="stage" data-module="%s">'):format(stem),
+    ('<div class="still">%s</div>'):format(still),
+    data and embedded(data) or "",
+    "<noscript><p>With JavaScript you can change what this shows.</p></noscript>",
+    "</div>",
+  }, "\n"))
+end
+
+local function script(path)
+  if loaded[path] then return pandoc.Blocks {} end
+  loaded[path] = true
+  local address = project.link(path)
+  return pandoc.Blocks { pandoc.RawBlock("html", ('<script type="module" src="%s"></script>'):format(address)) }
+end
+
+local function timeline_of(cell)
+  for _, output in ipairs(cell.outputs or {}) do
+    local events = recording.bundle(output, timeline.MIME)
+    if events then return events end
+  end
+end
+
+-- A stage for each recorded timeline, drawn from it.
+local function timeline_stages(found, stem, alt, fail)
+  if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
+  return tabs(found, function(one)
+    local events = timeline_of(one.cell) or fail("the cell has no timeline in " .. one.recording.path)
+    local still = timeline.draw(events, alt, fail)
+    return pandoc.Blocks { stage(stem, still, events), provenance.badge(one.recording) }
+  end)
+end
+
+-- One stage with the values of all recordings.
+local function values_stage(found, stem, still, fail)
+  local data, badges = {}, pandoc.Blocks {}
+  for _, one in ipairs(found) do
+    local values = recording.cell_values(one.cell)
+    if not next(values) then fail("the cell has neither a timeline nor values in " .. one.recording.path) end
+    table.insert(data, { kind = one.kind, values = values })
+    badges:insert(provenance.badge(one.recording))
+  end
+  return pandoc.Blocks { stage(stem, still, data) } .. badges
+end
+
+return function(div, fail)
+  local given = div.attributes
+  local path = given.src or fail('expected src="vis/NAME.js"')
+  local stem = path:match("([^/]+)%.js$") or fail(path .. " is not a .js file")
+  if not project.read(path) then fail("no such file: " .. path) end
+  local still = path:gsub("%.js$", ".svg")
+
+  local content
+  if not given.run then
+    content = pandoc.Blocks { stage(stem, diagram.svg(still, fail)) }
+  else
+    local found = recording.with_cell(given.run, given.kind, given.cell, fail)
+    if timeline_of(found[1].cell) then
+      content = timeline_stages(found, stem, given["fig-alt"] or "", fail)
+    else
+      content = values_stage(found, stem, diagram.svg(still, fail), fail)
+    end
+  end
+  content = figure(content .. script(path), div, fail)
+  return #div.content > 0 and content or pandoc.Div(content, { class = "interactive" })
+end
