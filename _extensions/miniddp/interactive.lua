@@ -9,7 +9,9 @@ local recording = import "recording"
 local tabs = import "tabs"
 local timeline = import "timeline"
 
-local loaded = {} -- scripts that this page has so far
+local STYLE = "vis/interactive.css"
+
+local loaded = {} -- what this page loads so far
 
 -- JSON that cannot end the element it stands in.
 local function embedded(data)
@@ -28,12 +30,15 @@ local function stage(stem, still, data)
   }, "\n"))
 end
 
-local function script(path)
+-- The markup that loads a file of the book, once on a page.
+local function load(path, markup)
   if loaded[path] then return pandoc.Blocks {} end
   loaded[path] = true
-  local address = project.link(path)
-  return pandoc.Blocks { pandoc.RawBlock("html", ('<script type="module" src="%s"></script>'):format(address)) }
+  return pandoc.Blocks { pandoc.RawBlock("html", markup:format(project.link(path))) }
 end
+
+local function style(path) return load(path, '<link rel="stylesheet" href="%s">') end
+local function script(path) return load(path, '<script type="module" src="%s"></script>') end
 
 local function timeline_of(cell)
   for _, output in ipairs(cell.outputs or {}) do
@@ -42,26 +47,34 @@ local function timeline_of(cell)
   end
 end
 
+local function badges(found)
+  local blocks = pandoc.Blocks {}
+  for _, one in ipairs(found) do blocks:insert(provenance.badge(one.recording)) end
+  return blocks
+end
+
 -- A stage for each recorded timeline, drawn from it.
 local function timeline_stages(found, stem, alt, fail)
   if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
-  return tabs(found, function(one)
+  local function stage_of(one)
     local events = timeline_of(one.cell) or fail("the cell has no timeline in " .. one.recording.path)
-    local still = timeline.draw(events, alt, fail)
-    return pandoc.Blocks { stage(stem, still, events), provenance.badge(one.recording) }
-  end)
+    return stage(stem, timeline.draw(events, alt, fail), events)
+  end
+  if #found == 1 then return pandoc.Blocks { stage_of(found[1]) }, badges(found) end
+  return tabs(found, function(one)
+    return pandoc.Blocks { stage_of(one), provenance.badge(one.recording) }
+  end), {}
 end
 
 -- One stage with the values of all recordings.
 local function values_stage(found, stem, still, fail)
-  local data, badges = {}, pandoc.Blocks {}
+  local data = {}
   for _, one in ipairs(found) do
     local values = recording.cell_values(one.cell)
     if not next(values) then fail("the cell has neither a timeline nor values in " .. one.recording.path) end
     table.insert(data, { kind = one.kind, values = values })
-    badges:insert(provenance.badge(one.recording))
   end
-  return pandoc.Blocks { stage(stem, still, data) } .. badges
+  return pandoc.Blocks { stage(stem, still, data) }, badges(found)
 end
 
 return function(div, fail)
@@ -71,17 +84,17 @@ return function(div, fail)
   if not project.read(path) then fail("no such file: " .. path) end
   local still = path:gsub("%.js$", ".svg")
 
-  local content
+  local content, below = nil, {}
   if not given.run then
     content = pandoc.Blocks { stage(stem, diagram.svg(still, fail)) }
   else
     local found = recording.with_cell(given.run, given.kind, given.cell, fail)
     if timeline_of(found[1].cell) then
-      content = timeline_stages(found, stem, given["fig-alt"] or "", fail)
+      content, below = timeline_stages(found, stem, given["fig-alt"] or "", fail)
     else
-      content = values_stage(found, stem, diagram.svg(still, fail), fail)
+      content, below = values_stage(found, stem, diagram.svg(still, fail), fail)
     end
   end
-  content = figure(content .. script(path), div, fail)
-  return #div.content > 0 and content or pandoc.Div(content, { class = "interactive" })
+  content = style(STYLE) .. figure(content, div, fail) .. below .. script(path)
+  return pandoc.Div(content, { class = "interactive-frame" })
 end
