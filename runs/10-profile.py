@@ -1,0 +1,571 @@
+# %% [markdown]
+# # Profile it
+#
+# Where does the time of a training step go? This run records steps of real training with
+# `torch.profiler`: which steps the schedule takes, what each parameter of `profile` adds and costs,
+# what regions say, and what one trace tells about the other ranks.
+
+# %% name="setup"
+import inspect
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line per recording otherwise
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import miniddp
+from book import RANK_COLORS, data_dir, figure, provenance, record, table
+from miniddp.breakdown import GPU_CATEGORIES, Breakdown, break_down, operator_families, region_spans
+from miniddp.data import collate, encode, load_mrpc
+from miniddp.flops import training_flops
+from miniddp.intervals import union
+from miniddp.model import load_model, load_tokenizer
+from miniddp.process import device
+from miniddp.profiling import Profiler, Schedule, region
+from miniddp.trace import Trace, read_trace
+from miniddp.training_step import TrainingStep
+
+warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # see acc_events below
+WORLD_SIZE = 2
+on_gpu = device().type == "cuda"
+SIZE, PAIRS_PER_RANK = ("25m", 32) if on_gpu else ("tiny", 16)
+provenance(device=device(), world_size=[1, WORLD_SIZE], backend="gloo")
+pairs = load_mrpc(data_dir())
+rows = pairs[:]
+tokenizer = load_tokenizer(rows["sentence1"] + rows["sentence2"], SIZE, pretrained=False)
+encoded = encode(pairs.select(range(1024)), tokenizer, max_length=128)
+
+Batch = dict[str, Tensor]
+
+
+def load_batch(step: int, rank: int) -> Batch:
+    """The pairs of one rank in one step."""
+    first = (step * WORLD_SIZE + rank) * PAIRS_PER_RANK
+    return collate([encoded[(first + i) % len(encoded)] for i in range(PAIRS_PER_RANK)], tokenizer)
+
+
+def build() -> nn.Module:
+    miniddp.set_seed(0)
+    return load_model(SIZE, pretrained=False).to(device())
+
+
+print(f"model {SIZE}, {PAIRS_PER_RANK} pairs per rank")
+
+# %% [markdown]
+# ## A training loop with a profiler
+#
+# Two ranks train 13 steps; the schedule of the book records the last five. Each rank writes a
+# trace, and `miniddp.breakdown` makes a table of it. A rank can be told to be slow: it then sleeps
+# while it loads its batch.
+
+# %% name="profiled-training"
+STEPS = 13
+
+
+def profiled_training(
+    rank: int, folder: Path, wrapper: str = "miniddp", load_seconds: Sequence[float] = (0, 0)
+) -> Path:
+    """Train; returns this rank's trace of steps 8 to 12."""
+    module = build()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    step = TrainingStep(module, optimizer, wrapper)
+    with Profiler(folder, all_ranks=True) as profiler:
+        for number in range(STEPS):
+            with region("load_batch"):
+                batch = load_batch(number, rank)
+                time.sleep(load_seconds[rank])
+            step([batch])
+            profiler.step()
+    return profiler.traces[0]
+
+
+folder = Path(tempfile.mkdtemp(prefix="traces-"))
+
+
+def train(name: str, **arguments: object) -> list[Trace]:
+    """The traces of both ranks."""
+    traces = miniddp.run_ranks(
+        profiled_training, WORLD_SIZE, folder / name, *arguments.values(), timeout=300
+    )
+    return [read_trace(path) for path in traces]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+even = train("even", wrapper="miniddp", load_seconds=(0, 0))
+step_of = [break_down(trace) for trace in even]
+for breakdown in step_of:
+    assert breakdown.steps == Schedule().active
+    assert breakdown.world_size == WORLD_SIZE
+
+# %% name="breakdown"
+zero = step_of[0]
+table(
+    [
+        [kind, name, f"{milliseconds:.1f}", percent(share)]
+        for kind, name, milliseconds, share in zero.rows()
+        if milliseconds >= 0.05
+    ],
+    ["", "name", "ms per step", "share"],
+    align="llrr",
+)
+record(
+    step_milliseconds=zero.step_seconds * 1e3,
+    matmul_share=zero.families["matmul"].share,
+    idle_share=zero.families["idle"].share,
+    communication_share=zero.communication.share,
+    exposed_share=zero.exposed.share,
+)
+
+# %% [markdown]
+# ## Which steps the schedule records
+#
+# Each trace is asked which steps it holds.
+
+
+# %% name="phases"
+phases = [Schedule().phase(step) for step in range(20)]
+for phase in dict.fromkeys(phases):
+    steps = [step for step in range(20) if phases[step] == phase]
+    print(
+        f"{phase:7} steps {steps[0]} to {steps[-1]}"
+        if len(steps) > 1
+        else f"{phase:7} step {steps[0]}"
+    )
+
+
+# %% name="schedule"
+def written(recording: profile, name: str = "steps") -> Path:
+    """The file of a trace; a trace can be written once."""
+    path = folder / f"{name}.json"
+    recording.export_chrome_trace(str(path))
+    return path
+
+
+def steps_with_work(trace: Trace) -> list[int]:
+    sums = [event for event in trace.events if event.name == "aten::sum"]
+    return [
+        int(step.name.removeprefix("ProfilerStep#"))
+        for step in trace.events
+        if step.name.startswith("ProfilerStep#")
+        and any(step.start <= event.start < step.end for event in sums)
+    ]
+
+
+def traces_of(repeat: int, steps: int) -> list[list[int]]:
+    """The steps in each trace that torch makes of a training of so many steps."""
+    traces = []
+
+    def keep(recording: profile) -> None:
+        traces.append(steps_with_work(read_trace(written(recording))))
+
+    schedule = torch.profiler.schedule(skip_first=5, wait=1, warmup=2, active=5, repeat=repeat)
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=keep
+    ) as profiler:
+        for _ in range(steps):
+            torch.ones(8).sum()
+            profiler.step()
+    return traces
+
+
+def in_words(traces: list[list[int]]) -> str:
+    return ", ".join(f"{steps[0]}–{steps[-1]}" for steps in traces) or "nothing"
+
+
+assert traces_of(repeat=1, steps=20) == [[8, 9, 10, 11, 12]], "one cycle, then nothing"
+assert traces_of(repeat=1, steps=30) == [[8, 9, 10, 11, 12]]
+assert traces_of(repeat=2, steps=30) == [[8, 9, 10, 11, 12], [16, 17, 18, 19, 20]]
+assert traces_of(repeat=2, steps=20)[1] == [16, 17, 18, 19], "training ends before step 20"
+assert len(traces_of(repeat=0, steps=30)) > 2
+table(
+    [
+        [f"repeat={repeat}", *(in_words(traces_of(repeat, steps)) for steps in (20, 30))]
+        for repeat in (1, 2, 0)
+    ],
+    ["", "20 steps", "30 steps"],
+    align="lll",
+)
+
+# %% [markdown]
+# Two ways to an empty folder: a training that ends before the first recording, and a loop without
+# `step()`.
+
+
+# %% name="nothing-recorded"
+def too_short(rank: int) -> int:
+    with Profiler(folder / "too-short") as profiler:
+        for _ in range(7):
+            profiler.step()
+    return len(profiler.traces)
+
+
+def without_step() -> int:
+    traces: list[profile] = []
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=traces.append
+    ):
+        for _ in range(10):
+            torch.ones(8).sum()
+    return len(traces)
+
+
+short = miniddp.run_ranks(too_short, 1)
+assert short == [0]
+assert without_step() == 0
+print("seven steps:", " ".join(short.outputs[0].split()))
+print("no step():", without_step(), "traces, and no warning")
+
+# %% [markdown]
+# ## Every parameter of `profile`
+
+# %% name="signature"
+for name, parameter in inspect.signature(profile).parameters.items():
+    print(f"{name} = {parameter.default}")
+
+# %% [markdown]
+# One process, the same training step, one parameter at a time. The settings take turns. Processor
+# time is that of all threads of the process, and does not count what other programs use.
+
+# %% name="cost"
+model = build()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+batch = {name: tensor.to(device()) for name, tensor in load_batch(0, 0).items()}
+BOTH = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+SETTINGS = {
+    "only the CPU's events": {"activities": [ProfilerActivity.CPU]},
+    **({"the GPU's too": {"activities": BOTH}} if on_gpu else {}),
+    "record_shapes": {"activities": BOTH, "record_shapes": True},
+    "profile_memory": {"activities": BOTH, "profile_memory": True},
+    "with_stack": {"activities": BOTH, "with_stack": True},
+    "with_flops": {"activities": BOTH, "with_flops": True},
+    "with_modules": {"activities": BOTH, "with_modules": True},
+    "acc_events": {"activities": BOTH, "acc_events": True},
+}
+ROUNDS, ACTIVE = 5, 2
+
+
+def train_step() -> None:
+    with region("forward"):
+        loss = model(**batch).loss
+    with region("backward"):
+        loss.backward()
+    with region("opt_step"):
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def processor_seconds(profiler: profile | None) -> float:
+    """Processor time of a recorded step."""
+    train_step()
+    if profiler is not None:
+        profiler.step()
+    start = time.process_time()
+    for _ in range(ACTIVE):
+        train_step()
+        if profiler is not None:
+            profiler.step()
+    return (time.process_time() - start) / ACTIVE
+
+
+def profiled(parameters: dict[str, object]) -> tuple[float, profile]:
+    # One step more than are trained: the work at the end of a cycle is not measured.
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=ACTIVE + 1, repeat=1)
+    with profile(schedule=schedule, **parameters) as profiler:
+        seconds = processor_seconds(profiler)
+    return seconds, profiler
+
+
+torch.set_num_threads(1)
+processor_seconds(None)
+seconds = {name: [] for name in SETTINGS}
+without = []
+recordings = {}
+for _ in range(ROUNDS):
+    without.append(processor_seconds(None))
+    for name, parameters in SETTINGS.items():
+        taken, recordings[name] = profiled(parameters)
+        seconds[name].append(taken)
+files = {name: written(recording, name) for name, recording in recordings.items()}
+bytes_of = {name: path.stat().st_size for name, path in files.items()}
+plain = bytes_of["only the CPU's events"]
+assert bytes_of["record_shapes"] > 1.1 * plain
+assert bytes_of["profile_memory"] > 1.1 * plain
+assert bytes_of["with_stack"] > 1.2 * plain
+table(
+    [
+        ["no profiler", "1.00", "–"],
+        *(
+            [
+                name,
+                f"{statistics.median(seconds[name]) / statistics.median(without):.2f}",
+                f"{bytes_of[name] / ACTIVE / 1e6:.2f}",
+            ]
+            for name in SETTINGS
+        ),
+    ],
+    ["", "processor time of a step", "MB of trace per step"],
+    align="lrr",
+)
+
+# %% [markdown]
+# ### What each adds
+
+
+# %% name="categories"
+def categories(name: str) -> Counter[str]:
+    return Counter(event.category for event in read_trace(files[name]).events)
+
+
+DEFAULT = "the GPU's too" if on_gpu else "only the CPU's events"
+assert "python_function" not in categories(DEFAULT)
+assert categories("with_stack")["python_function"] > 0
+table(
+    [[category, count] for category, count in categories(DEFAULT).most_common()],
+    ["category", "events"],
+    align="lr",
+)
+
+# %% name="shapes"
+by_shape = recordings["record_shapes"].key_averages(group_by_input_shape=True)
+products = [event for event in by_shape if event.key == "aten::mm"]
+assert all(not event.input_shapes for event in recordings[DEFAULT].key_averages())
+assert len(products) > 1
+for event in sorted(products, key=lambda event: -event.count)[:4]:
+    print(f"{event.count:4} x aten::mm of {event.input_shapes[0]} and {event.input_shapes[1]}")
+
+
+# %% name="memory"
+def allocated(event: object) -> int:
+    """Bytes that an operator itself allocated on this device, less what it freed."""
+    return event.self_device_memory_usage if on_gpu else event.self_cpu_memory_usage
+
+
+by_memory = sorted(recordings["profile_memory"].key_averages(), key=allocated, reverse=True)
+assert allocated(by_memory[0]) > 0
+assert all(allocated(event) == 0 for event in recordings[DEFAULT].key_averages())
+for event in by_memory[:4]:
+    print(f"{allocated(event) / 1e6:8.1f} MB in {event.count:4} calls of {event.key}")
+
+# %% name="stack"
+trace = read_trace(files["with_stack"])
+product = next(event for event in trace.events if event.name == "aten::mm")
+callers = [
+    event.name.rpartition("site-packages/")[2]
+    for event in trace.events
+    if event.category == "python_function"
+    and event.start <= product.start
+    and product.end <= event.end
+]
+modules = [name for name in callers if name.startswith("nn.Module")]
+assert modules
+print("the first aten::mm is called by", callers[-1])
+print("\n".join(modules))
+
+# %% name="flops"
+counted = sum(event.flops for event in recordings["with_flops"].key_averages())
+products = sum(
+    event.flops for event in recordings["with_flops"].key_averages() if event.key == "aten::mm"
+)
+tokens = batch["input_ids"].numel()
+parameters = sum(parameter.numel() for parameter in model.parameters())
+embedding = model.get_input_embeddings().weight.numel()
+formula = training_flops(parameters - embedding, tokens)
+ratio = products / ACTIVE / formula
+assert 0.95 < ratio < 1.05
+table(
+    [
+        ["with_flops, matrix products", f"{products / ACTIVE / 1e9:.3f}"],
+        ["with_flops, everything it counts", f"{counted / ACTIVE / 1e9:.3f}"],
+        ["6 N D, N without the embedding", f"{formula / 1e9:.3f}"],
+        ["6 N D, N with the embedding", f"{training_flops(parameters, tokens) / 1e9:.3f}"],
+    ],
+    ["", "GFLOP per step"],
+)
+record(flops_ratio=ratio, flops_difference=abs(1 - ratio))
+
+# %% name="modules"
+hierarchy = [
+    event for event in recordings["with_modules"].events() if getattr(event, "module_hierarchy", "")
+]
+assert not hierarchy
+assert categories("with_modules").keys() == categories(DEFAULT).keys()
+print("module hierarchies in the recording:", len(hierarchy))
+
+
+# %% name="cycles"
+def steps_kept(acc_events: bool) -> int:
+    """How many steps `events()` holds after a training with two cycles of two."""
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule, acc_events=acc_events
+    ) as profiler:
+        for _ in range(8):
+            torch.ones(8).sum()
+            profiler.step()
+    return sum(event.name.startswith("ProfilerStep") for event in profiler.events())
+
+
+last_cycle, all_cycles = steps_kept(acc_events=False), steps_kept(acc_events=True)
+assert (last_cycle, all_cycles) == (2, 4)
+print("acc_events=False:", last_cycle, "steps")
+print("acc_events=True: ", all_cycles, "steps")
+
+# %% [markdown]
+# ## Regions
+#
+# The same training with two wrappers. `SimpleDDP` sends after backward, `DistributedDataParallel`
+# during it.
+
+# %% name="regions"
+simple = [break_down(trace) for trace in train("simple", wrapper="simple", load_seconds=(0, 0))]
+NAMES = ("load_batch", "data_movement", "forward", "backward", "sync_grads", "opt_step")
+assert simple[0].regions["sync_grads"].seconds > 5 * zero.regions["sync_grads"].seconds
+assert zero.communication.seconds > 0
+table(
+    [
+        [name, *(f"{step.regions[name].seconds * 1e3:.2f}" for step in (simple[0], zero))]
+        for name in NAMES
+    ],
+    ["region, ms per step", "SimpleDDP", "DistributedDataParallel"],
+    align="lrr",
+)
+
+# %% [markdown]
+# ## A trace as a picture
+#
+# One step on both ranks, drawn from the traces: regions, work, messages.
+
+# %% name="timeline"
+LABELLED = {"forward", "backward", "opt_step"}
+
+
+def lanes(trace: Trace) -> dict[str, list[tuple[float, float]]]:
+    """What a rank did, as intervals in seconds: work on the device, messages."""
+    families = operator_families(trace)
+    messages = families.pop("communication")
+    kernels = [event.interval for event in trace.events if event.category in GPU_CATEGORIES]
+    operators = [interval for spans in families.values() for interval in spans]
+    return {"work": union(kernels or operators), "messages": union(messages)}
+
+
+def draw_step(axes: plt.Axes, traces: Sequence[Trace], number: int) -> None:
+    places, names = [], []
+    longest = 0.0
+    for rank, trace in enumerate(traces):
+        step = next(event for event in trace.events if event.name == f"ProfilerStep#{number}")
+        longest = max(longest, step.end - step.start)
+        regions = region_spans(trace)
+        for lane, name in enumerate(("regions", "work", "messages")):
+            height = 4 * rank + lane
+            places.append(height)
+            names.append(f"rank {rank}: {name}")
+            if name == "regions":
+                spans = [(span, label) for label in NAMES for span in regions.get(label, [])]
+            else:
+                spans = [(span, "") for span in lanes(trace)[name]]
+            for (start, end), label in spans:
+                if not step.start <= start < step.end:
+                    continue
+                bar = (1e3 * (start - step.start), 1e3 * (end - start))
+                axes.broken_barh(
+                    [bar],
+                    (height - 0.38, 0.76),
+                    facecolor=RANK_COLORS[rank],
+                    alpha=0.3 if name == "regions" else 0.75,
+                    edgecolor=RANK_COLORS[rank] if name == "regions" else "none",
+                )
+                if label in LABELLED:
+                    axes.text(
+                        bar[0] + bar[1] / 2, height, label, ha="center", va="center", fontsize=9
+                    )
+    axes.set(yticks=places, yticklabels=names, xlabel="ms since the step began")
+    axes.set_xlim(0, 1.02e3 * longest)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+
+
+fig, axes = plt.subplots(figsize=(6.4, 3.4))
+draw_step(axes, even, 10)
+figure(fig)
+
+# %% [markdown]
+# ## What rank 0 sees of the others
+#
+# The same training with one thing wrong in each.
+
+# %% name="symptoms"
+SLEEP = 0.1
+cases = {
+    "nothing": step_of,
+    "per-parameter messages": simple,
+    "slow loading on both ranks": [
+        break_down(trace)
+        for trace in train("loader", wrapper="miniddp", load_seconds=(SLEEP, SLEEP))
+    ],
+    "slow loading on rank 1 only": [
+        break_down(trace)
+        for trace in train("straggler", wrapper="miniddp", load_seconds=(0, SLEEP))
+    ],
+}
+loader, straggler = cases["slow loading on both ranks"], cases["slow loading on rank 1 only"]
+assert loader[0].regions["load_batch"].seconds > SLEEP
+assert straggler[0].regions["load_batch"].seconds < SLEEP, "rank 0 itself is quick"
+assert straggler[0].communication.seconds > straggler[1].communication.seconds + SLEEP / 2
+
+
+def symptoms(name: str, step: Breakdown) -> list[str]:
+    loading = step.regions["load_batch"].seconds / step.step_seconds
+    shares = (loading, step.families["idle"].share, step.communication.share)
+    return [name, f"{step.step_seconds * 1e3:.0f}", *map(percent, shares)]
+
+
+COLUMNS = ["what is wrong", "ms per step", "load_batch", "idle", "communication"]
+table([symptoms(name, steps[0]) for name, steps in cases.items()], COLUMNS, align="lrrrr")
+
+# %% name="straggler"
+table(
+    [symptoms(f"rank {rank}", step) for rank, step in enumerate(straggler)],
+    ["rank", *COLUMNS[1:]],
+    align="lrrrr",
+)
+record(
+    sleep_milliseconds=SLEEP * 1e3,
+    straggler_communication_0=straggler[0].communication.seconds * 1e3,
+    straggler_communication_1=straggler[1].communication.seconds * 1e3,
+    straggler_share_0=100 * straggler[0].communication.share,
+    straggler_share_1=100 * straggler[1].communication.share,
+)
+
+# %% [markdown]
+# ## The files
+
+
+# %% name="files"
+def write_traces(rank: int, all_ranks: bool) -> None:
+    with Profiler(folder / f"all-{all_ranks}", Schedule(0, 0, 1, 2), all_ranks) as profiler:
+        for _ in range(3):
+            torch.ones(8).sum()
+            profiler.step()
+    dist.barrier()
+
+
+for all_ranks in (False, True):
+    miniddp.run_ranks(write_traces, WORLD_SIZE, all_ranks)
+    names = sorted(path.name for path in (folder / f"all-{all_ranks}").iterdir())
+    assert [name[:5] for name in names] == (["rank0", "rank1"] if all_ranks else ["rank0"])
+    print(f"all_ranks={all_ranks}:", "  ".join(names))
