@@ -1,0 +1,23 @@
+"""Exercise 3, solved."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def batches_of_rank(
+    lengths: Sequence[int],
+    batch_size: int,
+    world_size: int,
+    rank: int,
+    seed: int = 0,
+    epoch: int = 0,
+) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed + epoch)
+    joined = world_size * batch_size
+    number = len(lengths) // joined
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    by_length = sorted(order[: number * joined], key=lambda i: lengths[i])
+    shuffled = torch.randperm(number, generator=generator).tolist()
+    starts = [step * joined for step in shuffled]
+    return [by_length[start + rank : start + joined : world_size] for start in starts]
