@@ -57,7 +57,7 @@ export function choice(label, options, chosen, change) {
   const name = `choice-${++groups}`;
   const items = [...options].map(([value, text]) =>
     html("label", {},
-      html("input", { type: "radio", name, value, checked: value === chosen, change: () => change(value) }),
+      html("input", { type: "radio", name, value: String(value), checked: value === chosen, change: () => change(value) }),
       html("span", {}, text)));
   return html("fieldset", { class: "choice" }, html("legend", {}, label), html("div", {}, items));
 }
