@@ -14,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise bench clean
+.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -73,6 +73,9 @@ exercise: $(READY) ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
 	@compgen -G "exercises/test_$(N)_*.py" >/dev/null || { echo "there is no exercise $(N)"; exit 2; }
 	@$(BIN)/pytest -q exercises/test_$(N)_*.py
+
+parity: $(READY) ## write the book's table of what torch and miniddp do, from the tests that compare them
+	@$(BIN)/pytest -q tests/miniddp -m parity --parity=tests/parity.json
 
 bench: $(READY) ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
 	@$(BIN)/python -m miniddp.bench_ddp

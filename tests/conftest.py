@@ -1,4 +1,4 @@
-"""One browser for all tests that look at pages."""
+"""One browser for all tests that look at pages, and the table of parity with torch."""
 
 import os
 import shutil
@@ -6,6 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from .parity import (  # noqa: F401
+    pytest_addoption,
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",

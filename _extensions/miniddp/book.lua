@@ -28,6 +28,7 @@ local divs = {
   interactive = import "interactive",
   notebook = notebook.notebook,
   recordings = notebook.recordings,
+  parity = import "parity",
   takeaways = boxes.takeaways,
   objectives = boxes.objectives,
   exercise = boxes.exercise,

@@ -151,3 +151,66 @@ def test_a_tooltip_leaves_citations_out(render, book):
     (book / "chapters/glossary.qmd").write_text(glossary, encoding="utf-8")
     html = render(PAGE, "A [rank]{.term}.\n").stdout
     assert 'data-tip="One process, with a number."' in html
+
+
+TABLE = {
+    "torch": "2.13.0",
+    "sections": {
+        "hooks": [
+            {
+                "behaviour": "A hook sees `bucket`.",
+                "torch": "yes",
+                "miniddp": "yes",
+                "tolerance": "rtol 1e-4",
+                "test": "tests/test_a.py::test_hook",
+            }
+        ],
+        "differ": [
+            {
+                "behaviour": "Two backward passes.",
+                "torch": "One is lost.",
+                "miniddp": "An *error*.",
+                "tolerance": "",
+                "test": "tests/test_b.py::twice",
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture
+def parity(book):
+    (book / "tests").mkdir()
+    (book / "tests/parity.json").write_text(json.dumps(TABLE), encoding="utf-8")
+
+
+@pytest.mark.usefixtures("parity")
+def test_parity(render):
+    html = render(PAGE, '::: {.parity section="hooks"}\n:::\n').stdout
+    assert re.findall(r"<th>(.*?)</th>", html) == ["Behaviour", "torch", "miniddp", "Tolerance"]
+    assert "A hook sees <code>bucket</code>." in html
+    link = "https://example.org/fixture/blob/main/tests/test_a.py"
+    assert f'<a href="{link}"><code>test_hook</code></a>' in html
+    assert re.findall(r"<td>([^<]+)</td>", html) == ["yes", "yes", "rtol 1e-4"]
+    assert "Seen with torch 2.13.0" in html
+
+
+@pytest.mark.usefixtures("parity")
+def test_parity_without_tolerances_has_no_column_for_them(render):
+    html = render(PAGE, '::: {.parity section="differ"}\n:::\n').stdout
+    assert re.findall(r"<th>(.*?)</th>", html) == ["Behaviour", "torch", "miniddp"]
+    assert "An <em>error</em>." in html
+
+
+@pytest.mark.usefixtures("parity")
+def test_parity_of_no_section(render):
+    done = render(PAGE, '::: {.parity section="hook"}\n:::\n')
+    assert done.stderr == (
+        f'{PAGE}:1: .parity section="hook": no such section in tests/parity.json '
+        "(it has: differ, hooks)\n"
+    )
+
+
+def test_parity_without_a_table(render):
+    done = render(PAGE, '::: {.parity section="hook"}\n:::\n')
+    assert "there is no tests/parity.json (make it with: make parity)" in done.stderr

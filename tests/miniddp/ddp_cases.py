@@ -5,6 +5,7 @@ Each case gets `wrap`, which is miniddp's class or torch's, so that both pass th
 
 import copy
 import io
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -15,8 +16,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..parity import row
+
 STEPS = 4
 BATCH = 6
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+HALF = {"rtol": 0.1, "atol": 0.02}
+DEFAULT = {"rtol": 1.3e-6, "atol": 1e-5}  # of torch.testing.assert_close for fp32
+BITWISE = "equal on all ranks, bit for bit"
+
+Case = Callable[..., None]
+
+
+def parity(section: str, tolerance: str | dict[str, float] = "") -> Callable[[Case], Case]:
+    """What the case shows, its docstring, is a row of the book's table of parity with torch."""
+
+    def describe(case: Case) -> Case:
+        case.parity = row(section, tolerance, says=case)
+        return case
+
+    return describe
 
 
 class Mlp(nn.Module):
@@ -82,7 +101,7 @@ def reference(build: Any) -> nn.Module:
 
 
 def assert_same(actual: nn.Module, expected: nn.Module, what: str, **tolerance: float) -> None:
-    tolerance = tolerance or {"rtol": 1e-4, "atol": 1e-6}
+    tolerance = tolerance or CLOSE
     for (name, a), b in zip(actual.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{what}, {n}: {m}", **tolerance)
         if b.grad is None:
@@ -104,6 +123,7 @@ def assert_equal_on_all_ranks(model: nn.Module) -> None:
             assert all(torch.equal(tensor, other) for other in others), name
 
 
+@parity("averaging", CLOSE)
 def follows_single_process(
     wrap: Any,
     rank: int,
@@ -135,21 +155,28 @@ def follows_single_process(
         theirs.step()
 
 
+@parity("averaging", CLOSE)
 def zeroed_gradients(wrap: Any, rank: int, world_size: int) -> None:
+    """The same after `zero_grad(set_to_none=False)`."""
     follows_single_process(wrap, rank, world_size, set_to_none=False)
 
 
+@parity("averaging", CLOSE)
 def small_buckets(wrap: Any, rank: int, world_size: int) -> None:
+    """The same with many small buckets."""
     follows_single_process(wrap, rank, world_size, bucket_cap_mb=0.0005)
 
 
+@parity("averaging", CLOSE)
 def gradients_not_views(wrap: Any, rank: int, world_size: int) -> None:
+    """The same with `gradient_as_bucket_view=False`."""
     follows_single_process(wrap, rank, world_size, gradient_as_bucket_view=False)
     follows_single_process(wrap, rank, world_size, set_to_none=False, gradient_as_bucket_view=False)
 
 
+@parity("averaging")
 def gradients_are_views(wrap: Any, rank: int, world_size: int) -> None:
-    """All gradients of one bucket lie in one block of memory."""
+    """With `gradient_as_bucket_view=True` the gradients of a bucket lie in one block of memory."""
     ddp = wrap(Mlp(), gradient_as_bucket_view=True)
     for _ in range(2):
         ddp(torch.randn(2, 5)).sum().backward()
@@ -157,8 +184,9 @@ def gradients_are_views(wrap: Any, rank: int, world_size: int) -> None:
     assert len(storages) < len(list(ddp.parameters()))
 
 
+@parity("averaging", CLOSE)
 def accumulation(wrap: Any, rank: int, world_size: int) -> None:
-    """k micro-batches under no_sync and one outside equal one large batch."""
+    """k micro-batches, all but the last under `no_sync`, equal one large batch."""
     for count in (1, 2, 3, 4):
         for set_to_none in (True, False):
             ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
@@ -191,8 +219,9 @@ def assert_differs_between_ranks(model: nn.Module) -> None:
     )
 
 
+@parity("averaging")
 def gradients_are_synchronised_only_by_ddp(wrap: Any, rank: int, world_size: int) -> None:
-    """The bare module leaves different gradients; a forward inside no_sync does too."""
+    """Gradients stay the rank's own if the bare module ran, or if forward was inside `no_sync`."""
     if world_size == 1:
         return
     ddp = wrap(seeded(Mlp, rank))
@@ -211,7 +240,9 @@ def gradients_are_synchronised_only_by_ddp(wrap: Any, rank: int, world_size: int
     assert_equal_on_all_ranks(ddp)
 
 
+@parity("averaging", BITWISE)
 def no_sync_is_restored_after_an_exception(wrap: Any, rank: int, world_size: int) -> None:
+    """After an exception inside `no_sync` gradients are averaged again."""
     ddp = wrap(seeded(Mlp, rank))
     with pytest.raises(KeyError), ddp.no_sync():
         raise KeyError("inside")
@@ -221,8 +252,9 @@ def no_sync_is_restored_after_an_exception(wrap: Any, rank: int, world_size: int
     assert_equal_on_all_ranks(ddp)
 
 
+@parity("averaging", CLOSE)
 def two_backwards_accumulate(wrap: Any, rank: int, world_size: int) -> None:
-    """Without no_sync and without zero_grad, gradients of two steps add up."""
+    """Without `zero_grad` the means of several steps add up."""
     ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
     for step in range(3):
         x, y = joined(step, world_size)
@@ -232,7 +264,9 @@ def two_backwards_accumulate(wrap: Any, rank: int, world_size: int) -> None:
         assert_same(ddp.module, single, f"step {step}")
 
 
+@parity("averaging", CLOSE)
 def several_forwards(wrap: Any, rank: int, world_size: int) -> None:
+    """Two forward passes and one backward through the sum of their losses."""
     ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
     for step in range(3):
         ddp.zero_grad()
@@ -245,7 +279,9 @@ def several_forwards(wrap: Any, rank: int, world_size: int) -> None:
         assert_equal_on_all_ranks(ddp)
 
 
+@parity("models", CLOSE)
 def tied_weights(wrap: Any, rank: int, world_size: int) -> None:
+    """A weight that is used in two places is averaged once."""
     ddp, single = wrap(seeded(Tied, rank)), reference(Tied)
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -259,7 +295,10 @@ def tied_weights(wrap: Any, rank: int, world_size: int) -> None:
     assert ddp.module.head.weight is ddp.module.embed.weight
 
 
+@parity("models", CLOSE)
 def frozen_parameters(wrap: Any, rank: int, world_size: int) -> None:
+    """Parameters frozen before wrapping stay as they are."""
+
     def build() -> nn.Module:
         model = Mlp()
         model.second.requires_grad_(False)
@@ -268,7 +307,10 @@ def frozen_parameters(wrap: Any, rank: int, world_size: int) -> None:
     follows_single_process(wrap, rank, world_size, build=build)
 
 
+@parity("models", HALF)
 def mixed_dtypes(wrap: Any, rank: int, world_size: int) -> None:
+    """Parameters of fp32, fp64 and bf16 in one module keep their dtypes."""
+
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -287,13 +329,14 @@ def mixed_dtypes(wrap: Any, rank: int, world_size: int) -> None:
         local_x, local_y = part(rank, world_size, x, y)
         F.cross_entropy(ddp(local_x), local_y).backward()
         F.cross_entropy(single(x), y).backward()
-        assert_same(ddp.module, single, f"step {step}", rtol=0.1, atol=0.02)
+        assert_same(ddp.module, single, f"step {step}", **HALF)
         assert_equal_on_all_ranks(ddp)
         assert [p.grad.dtype for p in ddp.parameters()] == [p.dtype for p in ddp.parameters()]
 
 
+@parity("wrapping", DEFAULT)
 def batch_norm_buffers(wrap: Any, rank: int, world_size: int) -> None:
-    """Before a forward pass the buffers are rank 0's; between forwards they differ."""
+    """Before a forward pass the buffers are rank 0's; between two of them they differ."""
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -314,8 +357,9 @@ def batch_norm_buffers(wrap: Any, rank: int, world_size: int) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+@parity("wrapping")
 def buffers_left_alone(wrap: Any, rank: int, world_size: int) -> None:
-    """With broadcast_buffers=False every rank keeps its own running mean."""
+    """With `broadcast_buffers=False` every rank keeps its own buffers."""
     if world_size == 1:
         return
     torch.manual_seed(rank)
@@ -330,7 +374,10 @@ def buffers_left_alone(wrap: Any, rank: int, world_size: int) -> None:
     assert not any(torch.equal(means[0], mean) for mean in means[1:])
 
 
+@parity("wrapping", CLOSE)
 def initial_buffers_and_weights(wrap: Any, rank: int, world_size: int) -> None:
+    """Wrapping copies rank 0's weights and buffers; keys of its state begin with `module.`."""
+
     def build() -> nn.Module:
         model = Mlp()
         model.register_buffer("noise", torch.randn(4))
@@ -343,8 +390,9 @@ def initial_buffers_and_weights(wrap: Any, rank: int, world_size: int) -> None:
     assert list(ddp.state_dict()) == [f"module.{k}" for k in expected.state_dict()]
 
 
+@parity("averaging", CLOSE)
 def unused_parameters(wrap: Any, rank: int, world_size: int) -> None:
-    """With find_unused_parameters, ranks may use different branches, or none of a branch."""
+    """With `find_unused_parameters=True` ranks may use different branches, or none."""
     ddp = wrap(seeded(TwoPaths, rank), find_unused_parameters=True)
     single = reference(TwoPaths)
     for step in range(4):
@@ -362,7 +410,9 @@ def unused_parameters(wrap: Any, rank: int, world_size: int) -> None:
             assert unused.weight.grad is None, "an unused parameter's gradient was touched"
 
 
+@parity("models", CLOSE)
 def gradient_checkpointing(wrap: Any, rank: int, world_size: int) -> None:
+    """Activation checkpointing, re-entrant or not."""
     from torch.utils.checkpoint import checkpoint
 
     class Checkpointed(Mlp):
@@ -383,7 +433,9 @@ def gradient_checkpointing(wrap: Any, rank: int, world_size: int) -> None:
         follows_single_process(wrap, rank, world_size, build=build)
 
 
+@parity("averaging", CLOSE)
 def clipping(wrap: Any, rank: int, world_size: int) -> None:
+    """Clipping by the norm of all gradients."""
     ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
     x, y = joined(0, world_size)
     local_x, local_y = part(rank, world_size, x, y)
@@ -395,7 +447,9 @@ def clipping(wrap: Any, rank: int, world_size: int) -> None:
     assert_same(ddp.module, single, "clipped")
 
 
+@parity("models", HALF)
 def autocast(wrap: Any, rank: int, world_size: int) -> None:
+    """Autocast to bf16."""
     ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
     for step in range(2):
         ddp.zero_grad()
@@ -407,12 +461,13 @@ def autocast(wrap: Any, rank: int, world_size: int) -> None:
             theirs = F.cross_entropy(single(x), y)
         ours.backward()
         theirs.backward()
-        assert_same(ddp.module, single, f"step {step}", rtol=0.1, atol=0.02)
+        assert_same(ddp.module, single, f"step {step}", **HALF)
         assert_equal_on_all_ranks(ddp)
 
 
+@parity("models", CLOSE)
 def nested_outputs(wrap: Any, rank: int, world_size: int) -> None:
-    """Outputs inside dictionaries and tuples; a loss that uses only some of them."""
+    """Outputs in nested dictionaries and tuples; a loss that uses some of them."""
 
     class Nested(Mlp):
         def forward(self, x: Tensor) -> dict[str, Any]:
@@ -430,8 +485,9 @@ def nested_outputs(wrap: Any, rank: int, world_size: int) -> None:
         assert_same(ddp.module, single, f"step {step}")
 
 
+@parity("averaging", CLOSE)
 def sub_group(wrap: Any, rank: int, world_size: int) -> None:
-    """Two independent groups average only among themselves."""
+    """Two process groups side by side average only among themselves."""
     if world_size < 4:
         return
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -448,7 +504,10 @@ def sub_group(wrap: Any, rank: int, world_size: int) -> None:
         assert_same(ddp.module, single, f"step {step}")
 
 
+@parity("models", CLOSE)
 def compiled_module(wrap: Any, rank: int, world_size: int) -> None:
+    """A compiled module."""
+
     def build() -> nn.Module:
         model = Mlp()
         model.compile(backend="aot_eager")
@@ -470,8 +529,9 @@ class Crossed(nn.Module):
         return branches[0](x) + branches[1](x)
 
 
+@parity("averaging", CLOSE)
 def ready_order_differs(wrap: Any, rank: int, world_size: int) -> None:
-    """Gradients become ready in another order on each rank; buckets still go in the same one."""
+    """Gradients become ready in another order on each rank."""
     ddp, single = wrap(seeded(Crossed, rank), bucket_cap_mb=0.0001), reference(Crossed)
     for step in range(STEPS):
         ddp.zero_grad()
@@ -484,7 +544,10 @@ def ready_order_differs(wrap: Any, rank: int, world_size: int) -> None:
         assert_equal_on_all_ranks(ddp)
 
 
+@parity("models", CLOSE)
 def channels_last(wrap: Any, rank: int, world_size: int) -> None:
+    """Convolutions in `channels_last` memory format."""
+
     def build() -> nn.Module:
         return nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
 
@@ -499,8 +562,9 @@ def channels_last(wrap: Any, rank: int, world_size: int) -> None:
         assert_same(ddp.module, single, f"step {step}")
 
 
+@parity("hooks", "fp32: rtol 1e-4; fp16: rtol 0.01; PowerSGD: atol 0.2")
 def hooks_of_torch(wrap: Any, rank: int, world_size: int) -> None:
-    """Torch's own communication hooks, which divide before they reduce."""
+    """torch's own hooks: all-reduce, fp16 compression, PowerSGD."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     for hook, tolerance in (
@@ -515,8 +579,9 @@ def hooks_of_torch(wrap: Any, rank: int, world_size: int) -> None:
     _with_hook(wrap, rank, world_size, state, powerSGD_hook.powerSGD_hook, {"atol": 0.2, "rtol": 1})
 
 
+@parity("hooks", "exact")
 def own_hook(wrap: Any, rank: int, world_size: int) -> None:
-    """A hook sees every bucket once, in order, and its result becomes the gradient."""
+    """A hook sees every bucket once and in order, and its result becomes the gradient."""
     seen: list[tuple[int, bool, int, int]] = []
 
     def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -539,6 +604,7 @@ def own_hook(wrap: Any, rank: int, world_size: int) -> None:
         ddp.zero_grad()
 
 
+@parity("hooks", DEFAULT)
 def full_buckets(wrap: Any, rank: int, world_size: int) -> None:
     """A bucket is sent when all of its gradients are in it, in every step."""
     sent: dict[int, Tensor] = {}
@@ -580,19 +646,25 @@ def _with_hook(
         assert_equal_on_all_ranks(ddp)
 
 
+@parity("wrapping")
 def no_trainable_parameter(wrap: Any, rank: int, world_size: int) -> None:
+    """A module without a trainable parameter is refused."""
     with pytest.raises(RuntimeError, match=r"requires? a gradient"):
         wrap(Mlp().requires_grad_(False))
 
 
+@parity("wrapping")
 def different_structure(wrap: Any, rank: int, world_size: int) -> None:
+    """Modules of different shapes on different ranks are refused."""
     if world_size == 1:
         return
     with pytest.raises((RuntimeError, ValueError)):
         wrap(Mlp(width=16 + (rank == 1)))
 
 
+@parity("wrapping", BITWISE)
 def wrapped_again_when_the_first_is_gone(wrap: Any, rank: int, world_size: int) -> None:
+    """A module can be wrapped again when its first wrapper is gone."""
     model = seeded(Mlp, rank)
     for _ in range(2):
         ddp = wrap(model)
@@ -602,6 +674,7 @@ def wrapped_again_when_the_first_is_gone(wrap: Any, rank: int, world_size: int) 
         del ddp
 
 
+@parity("wrapping")
 def copied(wrap: Any, rank: int, world_size: int) -> None:
     """The module inside can be deep-copied; the copy is not synchronised."""
     ddp = wrap(seeded(Mlp, rank))
@@ -610,8 +683,9 @@ def copied(wrap: Any, rank: int, world_size: int) -> None:
     assert all(p.grad is None for p in ddp.parameters())
 
 
+@parity("wrapping", CLOSE)
 def copied_wrapper(wrap: Any, rank: int, world_size: int) -> None:
-    """The wrapper too can be deep-copied and pickled; the copy averages on its own."""
+    """The wrapper can be deep-copied and pickled; the copy averages on its own."""
     ddp = wrap(seeded(Mlp, rank))
     ddp(torch.randn(2, 5)).sum().backward()
     ddp.zero_grad()
@@ -628,8 +702,9 @@ def copied_wrapper(wrap: Any, rank: int, world_size: int) -> None:
     assert all(p.grad is None for p in ddp.parameters())
 
 
+@parity("averaging", BITWISE)
 def frozen_for_a_pass(wrap: Any, rank: int, world_size: int) -> None:
-    """A GAN freezes its discriminator while gradients go through it to the generator."""
+    """A GAN's discriminator, frozen while gradients pass through it to the generator."""
     generator, critic = wrap(nn.Linear(5, 5)), wrap(Mlp())
     for _ in range(3):
         critic.requires_grad_(False)
@@ -643,8 +718,9 @@ def frozen_for_a_pass(wrap: Any, rank: int, world_size: int) -> None:
         critic.zero_grad()
 
 
+@parity("averaging", CLOSE)
 def gradients_of_other_tensors(wrap: Any, rank: int, world_size: int) -> None:
-    """autograd.grad with respect to inputs and outputs leaves the parameters alone."""
+    """`autograd.grad` with respect to inputs and outputs leaves the parameters alone."""
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
@@ -666,8 +742,9 @@ def gradients_of_other_tensors(wrap: Any, rank: int, world_size: int) -> None:
         assert_same(ddp.module, single, f"step {step}")
 
 
+@parity("averaging", CLOSE)
 def hidden_state_of_an_earlier_forward(wrap: Any, rank: int, world_size: int) -> None:
-    """A backward that goes on through the graph of an earlier forward is averaged too."""
+    """A backward pass that goes on through the graph of an earlier forward pass."""
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -687,8 +764,9 @@ def hidden_state_of_an_earlier_forward(wrap: Any, rank: int, world_size: int) ->
         assert_same(ddp.module, single, f"step {step}")
 
 
+@parity("averaging", CLOSE)
 def gradient_data_replaced(wrap: Any, rank: int, world_size: int) -> None:
-    """A user may point `.grad.data` to other memory, as old code that scales gradients does."""
+    """`.grad.data` is pointed to other memory between steps, as old code does."""
     for set_to_none in (True, False):
         ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
         for step in range(STEPS):
@@ -703,8 +781,9 @@ def gradient_data_replaced(wrap: Any, rank: int, world_size: int) -> None:
                 parameter.grad.data = parameter.grad.data * 0.5
 
 
+@parity("models", CLOSE)
 def odd_parameters(wrap: Any, rank: int, world_size: int) -> None:
-    """No dimension, no element, complex numbers, a transposed matrix; one bucket for each."""
+    """Scalar, empty, complex and transposed parameters."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:

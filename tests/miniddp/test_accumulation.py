@@ -7,6 +7,7 @@ from miniddp import run_ranks
 from miniddp.accumulation import global_mean, mean_weights
 from miniddp.launch import RanksFailed
 
+from ..parity import row
 from .training_cases import learn, regression
 
 PARTS = [[[0, 1, 2, 3, 4], [5]], [[6, 7], [8, 9, 10]]]
@@ -57,6 +58,12 @@ def test_weights_are_shares_of_all_samples_times_the_ranks():
     assert found == [[10 / 11, 2 / 11], [4 / 11, 6 / 11]]
 
 
+@row(
+    "parts",
+    {"rtol": 1e-5, "atol": 1e-6},
+    says="Micro-batches of unequal size, each loss "
+    "weighted by its share of all samples, equal one process with all samples.",
+)
 @pytest.mark.parametrize("ddp", ["simple", "miniddp", "torch"])
 def test_weighted_micro_batches_of_unequal_size_learn_what_one_process_learns(ddp):
     def weighted(rank):

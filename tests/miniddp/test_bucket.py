@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from miniddp.bucket import Bucket, build_buckets, plan_buckets, view_like
 
+from ..parity import row
+
 SIZES = st.lists(st.integers(1, 100), min_size=1, max_size=30)
 
 
@@ -32,6 +34,7 @@ def test_a_bucket_closes_when_it_has_reached_its_cap(
         assert number == len(plan) - 1 or sum(sizes[i] for i in bucket) >= limit
 
 
+@row("parts", "exact", says="The plan of buckets for any sizes and caps, in reverse order.")
 @given(sizes=SIZES, cap=st.integers(1, 200), first=st.integers(1, 200))
 def test_the_same_plan_as_torch(sizes: list[int], cap: int, first: int) -> None:
     order = list(reversed(range(len(sizes))))

@@ -31,9 +31,10 @@ def run_case(rank: int, implementation: str, *names: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["miniddp", "torch"])
-@pytest.mark.parametrize("case", [case.__name__ for case in BOTH])
-def test_two_ranks(case: str, implementation: str) -> None:
-    run_ranks(run_case, 2, implementation, case, timeout=30)
+@pytest.mark.parametrize("case", [pytest.param(case.__name__, marks=case.parity) for case in BOTH])
+def test_like_torch(case: str, implementation: str) -> None:
+    world_size = 4 if case == "sub_group" else 2
+    run_ranks(run_case, world_size, implementation, case, timeout=30)
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])

@@ -23,6 +23,8 @@ from miniddp.intervals import intersect, length, subtract, union
 from miniddp.profiling import REGIONS, Profiler, Schedule, region
 from miniddp.trace import TraceError, read_trace
 
+from ..parity import row
+
 # The schedule
 
 small = st.integers(0, 5)
@@ -31,6 +33,12 @@ schedules = st.builds(
 )
 
 
+@row(
+    "parts",
+    "exact",
+    says="The profiler's schedule: what each step does, for any `skip_first`, "
+    "`wait`, `warmup`, `active` and `repeat`.",
+)
 @given(schedules, st.integers(0, 80))
 def test_the_schedule_is_that_of_torch(schedule, step):
     with warnings.catch_warnings():

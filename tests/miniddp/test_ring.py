@@ -21,6 +21,8 @@ from torch.distributed import ReduceOp
 from miniddp import ring
 from miniddp.launch import RanksFailed, run_ranks
 
+from ..parity import row, short
+
 IMPLEMENTATIONS = {"miniddp": ring, "torch": dist}
 OPS = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 DTYPES = [
@@ -127,6 +129,7 @@ def cases():
 
 
 def check_all_reduce(collectives, rank, size):
+    """`all_reduce` of any length, dtype and op; all ranks hold the same, bit for bit."""
     large = (3_000_017,), torch.float32, ReduceOp.SUM, 0
     for shape, dtype, op, seed in [*cases(), large]:
         tensors = [random_tensor(shape, dtype, seed + peer) for peer in range(size)]
@@ -139,6 +142,7 @@ def check_all_reduce(collectives, rank, size):
 
 
 def check_reduce_scatter(collectives, rank, size):
+    """`reduce_scatter` and `reduce_scatter_tensor`; the input stays as it was."""
     for shape, dtype, op, seed in cases():
         inputs = [
             [random_tensor(shape, dtype, seed + 10 * peer + part) for part in range(size)]
@@ -157,6 +161,7 @@ def check_reduce_scatter(collectives, rank, size):
 
 
 def check_all_gather(collectives, rank, size):
+    """`all_gather` and `all_gather_into_tensor`."""
     for shape, dtype, _, seed in cases():
         tensors = [random_tensor(shape, dtype, seed + peer) for peer in range(size)]
         outputs = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
@@ -169,7 +174,7 @@ def check_all_gather(collectives, rank, size):
 
 
 def check_subgroups(collectives, rank, size):
-    """The odd and the even ranks at once, and a group whose first rank is not rank 0."""
+    """Groups side by side, also without rank 0; a rank outside of a group is warned."""
     groups = [list(range(start, size, 2)) for start in range(min(size, 2))]
     handles = [dist.new_group(members) for members in groups]
     for members, group in zip(groups, handles, strict=True):
@@ -188,6 +193,7 @@ def check_subgroups(collectives, rank, size):
 
 
 def check_tensors_that_require_grad(collectives, rank, size):
+    """A parameter can be reduced in place and still requires a gradient."""
     parameter = torch.nn.Parameter(torch.full((7,), float(rank)))
     collectives.all_reduce(parameter)
     assert parameter.tolist() == [sum(range(size))] * 7
@@ -195,6 +201,7 @@ def check_tensors_that_require_grad(collectives, rank, size):
 
 
 def check_errors(collectives, rank, size):
+    """No tensor, no such op for the dtype, another length or dtype: an error of the same kind."""
     ones = torch.ones(2)
     for error, call in [
         (TypeError, lambda: collectives.all_reduce([1.0])),
@@ -208,14 +215,15 @@ def check_errors(collectives, rank, size):
             call()
 
 
-CHECKS = [
-    check_all_reduce,
-    check_reduce_scatter,
-    check_all_gather,
-    check_subgroups,
-    check_tensors_that_require_grad,
-    check_errors,
-]
+BY_DTYPE = ", ".join(f"{str(dtype)[6:]} {short(value)}" for dtype, value in TOLERANCE.items())
+CHECKS = {
+    check_all_reduce: BY_DTYPE,
+    check_reduce_scatter: BY_DTYPE,
+    check_all_gather: "exact",
+    check_subgroups: BY_DTYPE,
+    check_tensors_that_require_grad: "exact",
+    check_errors: "",
+}
 
 
 def run_checks(rank, name):
@@ -241,7 +249,13 @@ def results(request):
     return run_ranks(run_checks, world_size, name)
 
 
-@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check.__name__, marks=row("collectives", tolerance, says=check))
+        for check, tolerance in CHECKS.items()
+    ],
+)
 def test_same_as_torch(results, check):
     failures = {rank: result[check] for rank, result in enumerate(results) if result[check]}
     assert not failures, "\n".join(f"rank {rank}: {text}" for rank, text in failures.items())
@@ -341,6 +355,7 @@ def test_bad_arguments_are_named_before_anything_is_sent():
     run_ranks(ring_only_errors, 2)
 
 
+@row("collectives", says="Without a process group: a `ValueError` that says so.")
 @pytest.mark.parametrize("collectives", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 def test_without_a_process_group(collectives):
     with pytest.raises(ValueError, match="process group has not been initialized"):

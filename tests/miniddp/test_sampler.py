@@ -18,6 +18,8 @@ from miniddp.sampler import (
     shard,
 )
 
+from ..parity import row
+
 lengths = st.integers(0, 60)
 world_sizes = st.integers(1, 9)
 booleans = st.booleans()
@@ -69,6 +71,12 @@ def test_equalise_repeats_from_the_start_or_drops_the_end(order, world_size):
     assert all(value == order[i % len(order)] for i, value in enumerate(filled))
 
 
+@row(
+    "parts",
+    "exact",
+    says="`DistributedSampler`: the same indices for any length, world size, seed, "
+    "epoch, `shuffle` and `drop_last`; the same `len`, `num_samples`, `total_size`.",
+)
 @given(st.integers(1, 60), world_sizes, booleans, booleans, st.integers(0, 99), st.integers(0, 9))
 def test_indices_are_torchs(length, world_size, shuffle, drop_last, seed, epoch):
     if drop_last and length < world_size:

@@ -23,15 +23,14 @@ from miniddp import memory
 from miniddp.launch import run_ranks
 from miniddp.zero import FullyShardedModule, ShardedOptimizer
 
-from .ddp_cases import Mlp, Tied, joined, part, reference, seeded
+from ..parity import row
+from .ddp_cases import CLOSE, Mlp, Tied, joined, part, reference, seeded
 
 STEPS = 4
 
 
 def close(actual: Any, expected: Any, what: str) -> None:
-    torch.testing.assert_close(
-        actual, expected, rtol=1e-4, atol=1e-6, msg=lambda message: f"{what}: {message}"
-    )
+    torch.testing.assert_close(actual, expected, **CLOSE, msg=lambda message: f"{what}: {message}")
 
 
 def run_cases(rank: int, cases: list[Callable[..., None]], *args: Any) -> None:
@@ -123,6 +122,7 @@ def train_pair(
 
 
 def follows_unsharded(sharded: Any, rank: int, size: int) -> None:
+    """A sharded optimizer takes the steps of the whole one: SGD, Adam, AdamW, Adagrad."""
     for name, (optimizer_class, options) in RECIPES.items():
         for wrap in (miniddp.SimpleDDP, miniddp.DistributedDataParallel):
             ddp, single = wrap(reference(Mlp)), reference(Mlp)
@@ -148,6 +148,7 @@ def with_groups(sharded: Any, rank: int, size: int, schedule: Callable[[Any], An
 
 
 def follows_with_groups_and_scheduler(sharded: Any, rank: int, size: int) -> None:
+    """The same with groups of parameters and a learning-rate schedule."""
     with_groups(sharded, rank, size, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.7))
 
 
@@ -164,7 +165,7 @@ def follows_a_scheduler_of_betas(rank: int, size: int) -> None:
 
 
 def state_of_the_unsharded(sharded: Any, rank: int, size: int) -> None:
-    """What `to` collects is the unsharded state, which loads everywhere and trains on."""
+    """`consolidate_state_dict` collects the whole state, which loads anywhere and trains on."""
     ddp, single = miniddp.SimpleDDP(reference(Mlp)), reference(Mlp)
     ours = sharded(groups(ddp), torch.optim.Adam, lr=0.02)
     theirs = torch.optim.Adam(groups(single), lr=0.02)
@@ -192,6 +193,7 @@ def state_of_the_unsharded(sharded: Any, rank: int, size: int) -> None:
 
 
 def adds_a_group(sharded: Any, rank: int, size: int) -> None:
+    """`add_param_group` after construction."""
     ddp, single = miniddp.SimpleDDP(reference(Mlp)), reference(Mlp)
     optimizers = []
     for model, make in ((ddp.module, sharded), (single, None)):
@@ -212,6 +214,13 @@ BOTH = [
 ]
 
 
+def parity_rows(test: Any) -> Any:
+    for case in BOTH:
+        test = row("sharding", CLOSE, says=case)(test)
+    return test
+
+
+@parity_rows
 @pytest.mark.parametrize("implementation", SHARDED)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_sharded_optimizer(size: int, implementation: str) -> None:
@@ -513,7 +522,7 @@ def loads_what_others_saved(rank: int, size: int) -> None:
 
 
 def equals_torch(rank: int, size: int) -> None:
-    """`torch.distributed.fsdp.fully_shard` on the same layers with the same data."""
+    """A fully sharded module learns what `torch.distributed.fsdp.fully_shard` learns."""
     model, theirs = per_layer(seeded(Mlp, rank)), reference(Mlp)
     mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
     for layer in theirs.children():
@@ -535,6 +544,7 @@ def equals_torch(rank: int, size: int) -> None:
             close(state[name], parameter.full_tensor(), f"step {step}, {name}")
 
 
+@row("sharding", CLOSE, says=equals_torch)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_fully_sharded_module(size: int) -> None:
     cases = [
