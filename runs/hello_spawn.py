@@ -1,0 +1,20 @@
+"""The smallest distributed program without a launcher: `python runs/hello_spawn.py`."""
+
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def main(rank: int, world_size: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    print(f"rank {rank} of {world_size}: I gave {rank + 1}, our sum is {total.item()}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(main, args=(2, f"{folder}/store"), nprocs=2)
