@@ -1,0 +1,23 @@
+"""A solution of exercise 8."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def accumulate(
+    ddp: DistributedDataParallel,
+    mean_loss: Callable[[DistributedDataParallel, torch.Tensor], torch.Tensor],
+    micro_batches: Sequence[torch.Tensor],
+) -> None:
+    tokens = torch.tensor(sum(len(batch) for batch in micro_batches))
+    dist.all_reduce(tokens)
+    for i, batch in enumerate(micro_batches):
+        is_last = i + 1 == len(micro_batches)
+        with nullcontext() if is_last else ddp.no_sync():
+            share = len(batch) / tokens.item()
+            loss = mean_loss(ddp, batch) * share * dist.get_world_size()
+            loss.backward()
