@@ -8,7 +8,8 @@ import torch.multiprocessing as mp
 
 
 def main(rank: int, world_size: int, store: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    url = f"file://{store}"
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=world_size)
     total = torch.tensor(rank + 1)
     dist.all_reduce(total)
     print(f"rank {rank} of {world_size}: I gave {rank + 1}, our sum is {total.item()}")
