@@ -28,6 +28,10 @@ def diagram(attributes: str, caption: str = "") -> str:
     return f"::: {{.diagram {attributes}}}\n{caption}\n:::"
 
 
+def interactive(attributes: str, caption: str = "") -> str:
+    return f"::: {{.interactive {attributes}}}\n{caption}\n:::"
+
+
 SPLIT = 'symbol="miniddp.ring:split"'
 REDUCE = 'symbol="miniddp.ring:all_reduce"'
 
@@ -213,6 +217,57 @@ FAILURES = {
         diagram('src="vis/ring.svg"') + "\n\n" + diagram('src="vis/ring.svg"'),
         '.diagram src="vis/ring.svg": this diagram is on the page already: refer to it instead',
         LINE + 4,
+    ),
+    "no script": (interactive(""), '.interactive: expected src="vis/NAME.js"'),
+    "unknown script": (
+        interactive('src="vis/stil.js"'),
+        '.interactive src="vis/stil.js": no such file: vis/stil.js',
+    ),
+    "script of another type": (
+        interactive('src="vis/still.svg"'),
+        '.interactive src="vis/still.svg": vis/still.svg is not a .js file',
+    ),
+    "script without a still": (
+        interactive('src="vis/line.js"'),
+        '.interactive src="vis/line.js": no such file: vis/line.svg',
+    ),
+    "named script without caption": (
+        interactive('src="vis/still.js" #fig-still'),
+        '.interactive src="vis/still.js": a figure with a name needs a caption: write it inside',
+    ),
+    "still twice on a page": (
+        interactive('src="vis/still.js"', "One.") + "\n\n" + diagram('src="vis/still.svg"', "Two."),
+        '.diagram src="vis/still.svg": this diagram is on the page already: refer to it instead',
+        LINE + 4,
+    ),
+    "script with a run, but no cell": (
+        interactive('src="vis/line.js" run="04-line"'),
+        '.interactive run="04-line" src="vis/line.js": no cell is named',
+    ),
+    "script with an unknown cell": (
+        interactive('src="vis/line.js" run="04-line" cell="time" kind="gpu"'),
+        '.interactive cell="time" run="04-line" src="vis/line.js": '
+        "no such cell in the recording (it has: timeline)",
+    ),
+    "timeline without alternative text": (
+        interactive('src="vis/line.js" run="04-line" cell="timeline"'),
+        '.interactive cell="timeline" run="04-line" src="vis/line.js": '
+        'its output is a timeline: say what it shows with fig-alt="…"',
+    ),
+    "timeline that is not complete": (
+        interactive('src="vis/line.js" run="04-line" cell="uneven" fig-alt="Two."'),
+        '.interactive cell="uneven" run="04-line" src="vis/line.js": '
+        "the timeline does not say when each bucket of rank 1 was done",
+    ),
+    "timeline without buckets": (
+        interactive('src="vis/line.js" run="04-line" cell="empty" fig-alt="None."'),
+        '.interactive cell="empty" run="04-line" src="vis/line.js": '
+        "the timeline has no ranks or no buckets",
+    ),
+    "cell without anything for a script": (
+        interactive('src="vis/still.js" run="04-line" cell="silent"'),
+        '.interactive cell="silent" run="04-line" src="vis/still.js": '
+        "the cell has neither a timeline nor values in runs/04-line.cpu.ipynb",
     ),
     "notebook of an unknown run": (
         '::: {.notebook name="9-no"}\n:::',
