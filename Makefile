@@ -14,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity bench clean
+.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity reference bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -76,6 +76,9 @@ exercise: $(READY) ## test your solution of an exercise: N=05
 
 parity: $(READY) ## write the book's table of what torch and miniddp do, from the tests that compare them
 	@$(BIN)/pytest -q tests/miniddp -m parity --parity=tests/parity.json
+
+reference: $(READY) ## write the book's API reference from the docstrings of src
+	@$(BIN)/python tools/reference.py
 
 bench: $(READY) ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
 	@$(BIN)/python -m miniddp.bench_ddp

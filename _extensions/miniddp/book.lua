@@ -47,6 +47,7 @@ end
 function Pandoc(doc)
   place.check_fences(doc.blocks)
   local minutes = reading_time.of(doc)
+  glossary.link_terms(doc)
   local blocks = glossary.name_terms(doc.blocks)
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = blocks:walk { Div = replace_by(divs) }

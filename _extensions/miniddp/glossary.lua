@@ -77,6 +77,83 @@ function M.term(span, fail)
   return pandoc.Link(span.content, page .. "#" .. identifier(key), "", pandoc.Attr("", { "term" }, attributes))
 end
 
+-- first word → the terms that begin with it, each a list of words, the longest first
+local function terms_by_first_word(known)
+  local found = {}
+  for key in pairs(known) do
+    local words = {}
+    for word in key:gmatch("%S+") do table.insert(words, word) end
+    found[words[1]] = found[words[1]] or {}
+    table.insert(found[words[1]], words)
+  end
+  for _, terms in pairs(found) do
+    table.sort(terms, function(one, other) return #one > #other end)
+  end
+  return found
+end
+
+local function terms_at(starting, text)
+  local word = text:lower():match("^[^.,;:)]*")
+  return starting[word] or starting[(word:gsub("s$", ""))]
+end
+
+-- Whether the words stand at `position`; the last may be a plural, and have a mark after it.
+local function stands_at(inlines, position, words)
+  for number, word in ipairs(words) do
+    local at = position + 2 * (number - 1)
+    local inline, before = inlines[at], inlines[at - 1]
+    if not inline or inline.t ~= "Str" then return nil end
+    if number > 1 and before.t ~= "Space" and before.t ~= "SoftBreak" then return nil end
+    local text, mark = inline.text:match("^(.-)([.,;:)]*)$")
+    local low = text:lower()
+    local is_last = number == #words
+    if low ~= word and not (is_last and low == word .. "s") or not is_last and mark ~= "" then return nil end
+    if is_last then return at, text, mark end
+  end
+end
+
+-- On a page with `link-terms: true`, which a tool has written: links each term of the glossary where
+-- it stands first in the text below a heading of level 3 or above.
+function M.link_terms(doc)
+  if not doc.meta["link-terms"] then return end
+  local known = read_entries(place.stop)
+  local starting, linked = terms_by_first_word(known), {}
+  local function link(inlines)
+    local done, position = pandoc.Inlines {}, 1
+    while position <= #inlines do
+      local inline, last = inlines[position], nil
+      for _, words in ipairs(inline.t == "Str" and terms_at(starting, inline.text) or {}) do
+        local key = table.concat(words, " ")
+        local text, mark
+        last, text, mark = stands_at(inlines, position, words)
+        if last and not linked[key] then
+          linked[key] = true
+          local content = pandoc.Inlines { table.unpack(inlines, position, last - 1) }
+          content:insert(pandoc.Str(text))
+          done:insert(M.term(pandoc.Span(content, { key = key })))
+          if mark ~= "" then done:insert(pandoc.Str(mark)) end
+          break
+        end
+        last = nil
+      end
+      if not last then done:insert(inline) end
+      position = (last or position) + 1
+    end
+    return done
+  end
+  doc.blocks = pandoc.Blocks(doc.blocks:map(function(block)
+    if block.t == "Header" then
+      if block.level <= 3 then linked = {} end
+      return block
+    end
+    return block:walk {
+      traverse = "topdown",
+      Link = function(element) return element, false end,
+      Inlines = link,
+    }
+  end))
+end
+
 -- Gives every entry of the glossary the name that `.term` links to.
 function M.name_terms(blocks)
   if project.page ~= GLOSSARY then return blocks end

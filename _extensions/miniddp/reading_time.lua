@@ -9,7 +9,7 @@ local WORDS_PER_MINUTE = 200
 
 -- Minutes, for the words of the prose: code is not counted. Nil for a page that is not a chapter.
 function M.of(doc)
-  if not project.page:match("^chapters/") then return nil end
+  if not project.page:match("^chapters/%d") then return nil end
   local words = 0
   doc.blocks:walk {
     Str = function(str)

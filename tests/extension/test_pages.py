@@ -214,3 +214,27 @@ def test_parity_of_no_section(render):
 def test_parity_without_a_table(render):
     done = render(PAGE, '::: {.parity section="hook"}\n:::\n')
     assert "there is no tests/parity.json (make it with: make parity)" in done.stderr
+
+
+GLOSSARY = "rank\n: A process.\n\nring\n: A circle.\n\nring all-reduce\n: Both.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ("A rank, a rank.", ["rank"]),
+        ("Ranks (all ranks).", ["Ranks"]),
+        ("The ring all-reduce. A ring\nall-reduce; a ring: so.", ["ring all-reduce", "ring"]),
+        ("A ring, all-reduce.", ["ring"]),
+        ("`rank`, [rank](https://example.org), $rank$, franks.", []),
+        ("- One rank.\n- Its ring.\n", ["rank", "ring"]),
+        ("A rank.\n\n#### The rank\n\nA rank.\n\n### Next rank\n\nA rank.", ["rank", "rank"]),
+    ],
+)
+def test_terms_of_a_written_page_are_linked(render, book, text, links):
+    (book / "chapters/glossary.qmd").write_text(GLOSSARY, encoding="utf-8")
+    html = render(PAGE, f"---\nlink-terms: true\n---\n\n## Start\n\n{text}\n").stdout
+    found = re.findall(r'<a\s+href="[^"]*#term-[^"]*"[^>]*>(.*?)</a>', html, re.DOTALL)
+    assert [" ".join(each.split()) for each in found] == links
+    plain = render(PAGE, f"## Start\n\n{text}\n").stdout
+    assert "#term-" not in plain
