@@ -203,7 +203,7 @@ def same_input_through(*models: nn.Module) -> tuple[Tensor, ...]:
 prefixed = fails(save_the_wrapper)
 assert all('Missing key(s) in state_dict: "0.weight"' in text for text in prefixed)
 assert all('Unexpected key(s) in state_dict: "module.0.weight"' in text for text in prefixed)
-show_ranks(map(wrapped, prefixed[:1]))
+show_ranks([wrapped(prefixed[0], 70)])
 
 
 # %% name="prefix-wrong-cure"
@@ -212,8 +212,8 @@ def load_what_fits(rank: int) -> tuple[Tensor, Tensor]:
     state = ddp.state_dict()
     restored = small_model(seed=1)
     missing, unexpected = restored.load_state_dict(state, strict=False)
-    say(f"missing: {', '.join(missing)}")
-    say(f"unexpected: {', '.join(unexpected)}")
+    print("missing:", ", ".join(missing))
+    print("unexpected:", ", ".join(unexpected))
     return same_input_through(ddp, restored)
 
 
@@ -244,7 +244,7 @@ print(f"saved model: {trained.item():.4f}, restored model: {restored.item():.4f}
 
 # %% name="reentrant-program"
 class Checkpointed(nn.Module):
-    """Its second layer is computed again in backward, which saves its activations' memory."""
+    """Computes its second layer again in backward, in order to save memory."""
 
     def __init__(self, use_reentrant: bool | None) -> None:
         super().__init__()
@@ -332,11 +332,10 @@ show_ranks(branched)
 
 
 # %% name="branch-diagnosis"
-def count_collectives(program: Callable[[int], Any], rank: int) -> None:
-    """Lists the collectives that a rank calls by name. Those of DDP do not pass through here."""
+def announce_collectives() -> None:
+    """For those that the program calls by name. DDP's own do not pass through here."""
     for name in ("all_reduce", "barrier"):
         setattr(dist, name, announce(name, getattr(dist, name)))
-    program(rank)
 
 
 def announce(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -351,7 +350,8 @@ def announce(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_evaluation(rank: int) -> None:
-    count_collectives(evaluate_on_rank_0, rank)
+    announce_collectives()
+    evaluate_on_rank_0(rank)
 
 
 try:
@@ -584,7 +584,8 @@ show_ranks(around)
 def compare_gradients(model: nn.Module) -> None:
     """Says of each parameter whether all ranks hold the same gradient."""
     for name, parameter in model.named_parameters():
-        print(f"{name:9}", "same" if spread_of(parameter.grad) == 0 else "DIFFERENT")
+        equal = spread_of(parameter.grad) == 0
+        print(f"{name:9}", "same" if equal else "DIFFERENT")
 
 
 def gradients_of_the_module(rank: int) -> None:
@@ -903,11 +904,17 @@ print("both ranks: ", similarity(clipped_last[0], clipped_alone()))
 
 
 # %% name="norm-program"
-def keep_the_statistics_of_rank_0(rank: int) -> float:
+def keep_the_statistics_of_rank_0(rank: int) -> tuple[float, float]:
     ddp = DistributedDataParallel(normalised_model())
     for inputs in shifted_batches(rank):
         loss_of(ddp(inputs)).backward()
-    return ddp.module[0].running_mean.item()
+    return evaluate_normalisation(ddp.module[0])
+
+
+def evaluate_normalisation(layer: nn.Module) -> tuple[float, float]:
+    """The running mean, and the mean of all data after the layer has normalised them."""
+    everything = torch.cat(shifted_batches(0) + shifted_batches(1))
+    return layer.running_mean.item(), layer.eval()(everything).mean().item()
 
 
 def normalised_model() -> nn.Module:
@@ -922,10 +929,19 @@ def shifted_batches(rank: int) -> list[Tensor]:
 
 # %% name="norm-symptom"
 forgotten = miniddp.run_ranks(keep_the_statistics_of_rank_0, 2)
-assert abs(forgotten[0]) < 0.5
-assert forgotten[1] < 1
-print("running mean per rank:", ", ".join(f"{mean:.2f}" for mean in forgotten))
-print("mean of all data:      2")
+assert abs(forgotten[0][0]) < 0.5
+assert forgotten[1][0] < 1
+assert forgotten[0][1] > 1
+
+
+def show_means(per_rank: Sequence[tuple[float, float]]) -> None:
+    show_ranks(
+        f"running mean     {running:5.2f}\nnormalised data  {normalised:5.2f}"
+        for running, normalised in per_rank
+    )
+
+
+show_means(forgotten)
 
 
 # %% name="norm-diagnosis"
@@ -948,12 +964,12 @@ show_ranks(followed)
 
 
 # %% name="norm-cure"
-def average_the_statistics(rank: int) -> float:
+def average_the_statistics(rank: int) -> tuple[float, float]:
     ddp = DistributedDataParallel(normalised_model())
     for inputs in shifted_batches(rank):
         loss_of(ddp(inputs)).backward()
         average_buffers(ddp.module)
-    return ddp.module[0].running_mean.item()
+    return evaluate_normalisation(ddp.module[0])
 
 
 def average_buffers(model: nn.Module) -> None:
@@ -964,8 +980,9 @@ def average_buffers(model: nn.Module) -> None:
 
 averaged = miniddp.run_ranks(average_the_statistics, 2)
 assert averaged[0] == averaged[1]
-assert abs(averaged[0] - 2) < 0.3
-print("running mean per rank:", ", ".join(f"{mean:.2f}" for mean in averaged))
+assert abs(averaged[0][0] - 2) < 0.3
+assert abs(averaged[0][1]) < 0.3
+show_means(averaged)
 
 # %% [markdown]
 # ## 14. One NaN, and every rank is lost
@@ -1028,7 +1045,8 @@ def skip_the_step_together(rank: int) -> bool:
         norm = clip_grad_norm_(ddp.parameters(), max_norm=1.0)
         if norm.isfinite():
             optimizer.step()
-        print(f"step {step}: loss {loss.item():.3f}" + ("" if norm.isfinite() else " skipped"))
+        note = "" if norm.isfinite() else " skipped"
+        print(f"step {step}: loss {loss.item():.3f}{note}")
     return all(parameter.isfinite().all().item() for parameter in ddp.parameters())
 
 
