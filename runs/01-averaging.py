@@ -168,7 +168,7 @@ alone = {
     for dtype in TOLERANCES
 }
 gaps: dict[tuple, list[float]] = {}
-rows = []
+gradient_gaps: dict[tuple, float] = {}
 for world_size in WORLD_SIZES:
     ranks = miniddp.run_ranks(train_all, world_size, world_size)
     for (optimizer, dtype), expected in alone.items():
@@ -184,10 +184,16 @@ for world_size in WORLD_SIZES:
         assert gradient < TOLERANCES[dtype]
         assert max(weights) < TOLERANCES[dtype]
         gaps[world_size, optimizer, dtype] = weights
-        name = str(dtype).removeprefix("torch.")
-        rows.append([world_size, optimizer, name, f"{gradient:.0e}", f"{weights[-1]:.0e}"])
-rows.sort(key=lambda row: row[2])  # float32 first
-table(rows, ["ranks", "optimizer", "dtype", "gradient", "weights"], "rllrr")
+        gradient_gaps[world_size, dtype] = gradient  # the first step has no optimizer in it yet
+
+rows = []
+for world_size in WORLD_SIZES:
+    first = [f"{gradient_gaps[world_size, dtype]:.0e}" for dtype in TOLERANCES]
+    rows.append([world_size, "gradient", *first])
+    for optimizer in OPTIMIZERS:
+        last = [f"{gaps[world_size, optimizer, dtype][-1]:.0e}" for dtype in TOLERANCES]
+        rows.append([world_size, f"weights, {optimizer}", *last])
+table(rows, ["ranks", "of what", "float32", "float64"], "rlrr")
 
 # %% [markdown]
 # PyTorch's own class, which synchronises during backward, on three ranks:
