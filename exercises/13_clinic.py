@@ -17,7 +17,11 @@ import torch
 from torch import Tensor, nn
 
 
-def examine(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> list[str]:
+def examine(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+) -> list[str]:
     """Return the findings, the same list on every rank; empty if all is well.
 
     First the gradients, then the optimizer, each in the order of

@@ -956,7 +956,8 @@ def follow_the_buffer(rank: int) -> None:
         )
         loss_of(ddp(inputs)).backward()
         hook.remove()
-        print(f"{before:5.2f} → {received[0]:5.2f} → {buffer.item():5.2f}")
+        values = (before, received[0], buffer.item())
+        print(" → ".join(f"{round(value, 2) + 0:5.2f}" for value in values))
 
 
 followed = miniddp.run_ranks(follow_the_buffer, 2)
@@ -1144,7 +1145,8 @@ def work_on(lengths: Sequence[int], probe: bool) -> dict[str, float]:
         forward += moments[1] - moments[0]
         backward += moments[2] - moments[1]
         wait += moments[3] - moments[2]
-    return {"tokens": sum(lengths), "forward": forward, "backward": backward, "wait": wait}
+    seconds = {"forward": forward, "backward": backward, "wait": wait}
+    return {"tokens": sum(lengths), **seconds}
 
 
 # %% name="straggler-symptom"

@@ -5,8 +5,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def examine(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> list[str]:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def examine(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+) -> list[str]:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     named = dict(module.named_parameters())
     report = {
         "gradients": {name: content(parameter.grad) for name, parameter in named.items()},
