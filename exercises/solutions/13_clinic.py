@@ -12,22 +12,22 @@ def examine(
 ) -> list[str]:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     named = dict(module.named_parameters())
+    trained = {name for name, p in named.items() if p.requires_grad}
     report = {
-        "gradients": {name: content(parameter.grad) for name, parameter in named.items()},
-        "forgotten": {name for name, p in named.items() if p.requires_grad and id(p) not in held},
+        "gradients": {name: content(p.grad) for name, p in named.items()},
+        "forgotten": {name for name in trained if id(named[name]) not in held},
         "inputs": content(inputs),
     }
     reports = [report] * dist.get_world_size()
     dist.all_gather_object(reports, report)
 
-    findings = [
-        f"gradient differs: {name}"
-        for name in named
-        if any(r["gradients"][name] != report["gradients"][name] for r in reports)
-    ]
-    findings += [
-        f"not optimized: {name}" for name in named if any(name in r["forgotten"] for r in reports)
-    ]
+    findings = []
+    for name in named:
+        if any(r["gradients"][name] != report["gradients"][name] for r in reports):
+            findings.append(f"gradient differs: {name}")
+    for name in named:
+        if any(name in r["forgotten"] for r in reports):
+            findings.append(f"not optimized: {name}")
     if len(reports) > 1 and all(r["inputs"] == report["inputs"] for r in reports):
         findings.append("same inputs on every rank")
     return findings
