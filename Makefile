@@ -37,7 +37,7 @@ test: lint types check ## every check and test, with all the set-up they need
 	@echo "==> pytest"
 	@$(BIN)/pytest
 
-lint: $(READY) ## check the style of code and prose
+lint: $(READY) ## check the style of code and prose, and the spelling
 	@echo "==> ruff check"
 	@$(BIN)/ruff check
 	@echo "==> ruff format"
@@ -46,6 +46,8 @@ lint: $(READY) ## check the style of code and prose
 	@$(BIN)/panache format --check $(BOOK)
 	@echo "==> panache lint"
 	@$(BIN)/panache lint $(BOOK)
+	@echo "==> spelling"
+	@$(BIN)/python tools/spell.py
 
 types: $(READY) ## check the types of src
 	@echo "==> mypy"
