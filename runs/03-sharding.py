@@ -175,13 +175,10 @@ for world_size in range(2, 9):
         len(last_takes_the_rest(len(pairs), world_size, rank)) for rank in (0, world_size - 1)
     )
     verdict = "equal" if first // BATCH == last // BATCH else "waits"
-    rows.append([world_size, first, last, first // BATCH, last // BATCH, verdict])
+    numbers = f"{first} and {last}", f"{first // BATCH} and {last // BATCH}"
+    rows.append([world_size, *numbers, verdict])
 assert {row[-1] for row in rows} == {"equal", "waits"}
-table(
-    rows,
-    ["ranks", "pairs, rank 0", "pairs, last", "batches, rank 0", "batches, last", ""],
-    align="rrrrrl",
-)
+table(rows, ["ranks", "pairs", "batches", ""], align="rrrl")
 
 # %% [markdown]
 # ## Shards
@@ -358,7 +355,7 @@ try:
     DistributedSampler(FEW, 8, 0, drop_last=True)
     raise AssertionError("an empty shard was accepted")
 except ValueError as error:
-    print(f"miniddp, drop_last: ValueError: {error}")
+    print(textwrap.fill(f"miniddp, drop_last: ValueError: {error}", 72, subsequent_indent="  "))
 
 # %% [markdown]
 # ### What `datasets` brings
@@ -384,9 +381,8 @@ table(rows, ["", "rank 0", "rank 1", "rank 2"], align="llll")
 # %% name="pair"
 equivalent = sum(pairs["label"])
 for i in (0, 1):
-    print(f"sentence1: {pairs[i]['sentence1']}")
-    print(f"sentence2: {pairs[i]['sentence2']}")
-    print(f"label:     {pairs[i]['label']}\n")
+    for name in ("sentence1", "sentence2", "label"):
+        print(textwrap.fill(f"{name + ':':11}{pairs[i][name]}", 72, subsequent_indent=" " * 11))
 record(
     train_pairs=len(pairs),
     test_pairs=len(test_pairs),
@@ -623,7 +619,8 @@ def verdicts(model: nn.Module, rows: Dataset) -> list[bool]:
     return torch.cat(right).tolist()
 
 
-model = trained(100)
+torch.set_num_threads(1)  # not slowed down by other programs on the machine
+model = trained(40)
 right = verdicts(model, encoded_test)
 record(correct=sum(right), accuracy=100 * sum(right) / len(right))
 
@@ -648,7 +645,7 @@ for number, world_size in ((len(right), 4), (len(right), 64), (100, 8), (100, 64
 assert max(map(abs, errors.values())) > 0.1
 table(
     rows,
-    ["test pairs", "ranks", "read, padded", "padded, %", "mean of the ranks, %", "exact, %"],
+    ["pairs", "ranks", "read", "padded", "mean of ranks", "exact"],
     align="rrrrrr",
 )
 
