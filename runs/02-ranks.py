@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -38,6 +39,11 @@ def last_line(error: BaseException | str) -> str:
     """The last line of a traceback, without the name of the error's module."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return re.sub(r"^(?:\w+\.)+(?=\w+Error)", "", lines[-1])
+
+
+def say(text: str, indent: str = "") -> None:
+    """Prints in lines that fit on a page."""
+    print(textwrap.fill(text, 68, initial_indent=indent, subsequent_indent=f"{indent}  "))
 
 
 def free_port() -> int:
@@ -115,7 +121,7 @@ for rank, environment in enumerate(told):
     assert environment["LOCAL_WORLD_SIZE"] == "2"
 assert len({environment["MASTER_PORT"] for environment in told}) == 1
 table(
-    [[name, *(environment[name] for environment in told)] for name in show_environment.NAMES],
+    [[f"`{name}`", *(it[name] for it in told)] for name in show_environment.NAMES],
     ["variable", *(f"rank {rank}" for rank in range(4))],
     align="lrrrr",
 )
@@ -140,8 +146,8 @@ def meet(rank: int) -> list[int]:
         dist.all_reduce(torch.ones(1000))
     dist.barrier()
     keys.append(store.num_keys())
-    print("keys when the group is complete:", keys[0])
-    print("keys after 100 all-reduces:     ", keys[1])
+    print("keys at the start:    ", keys[0])
+    print("100 all-reduces later:", keys[1])
     return keys
 
 
@@ -197,12 +203,12 @@ def refusal(**arguments: int) -> str:
 
 message = refusal()
 assert "environment variable RANK expected" in message
-print(message)
+say(message)
 
 # %% name="no-address"
 message = refusal(rank=0, world_size=2)
 assert "environment variable MASTER_ADDR expected" in message
-print(message)
+say(message)
 
 # %% [markdown]
 # ### A rank that never starts
@@ -267,7 +273,8 @@ assert "EADDRINUSE" in said["second program, rank 0"]
 assert said["first program"].startswith("rank 0 of 2: I gave 1, our sum is 3")
 assert said["second program, rank 1"].startswith("rank 1 of 2: I gave 2, our sum is 3")
 for who, text in said.items():
-    print(f"{who}:\n  {text}")
+    print(f"{who}:")
+    say(text, indent="  ")
 
 # %% [markdown]
 # ### A collective that one rank alone calls
@@ -341,7 +348,7 @@ def device_of(local_rank: int, gpus: int) -> torch.device:
 rows = [[gpus, *(device_of(local_rank, gpus) for local_rank in range(4))] for gpus in (0, 1, 2, 4)]
 assert [str(cell) for cell in rows[-1][1:]] == [f"cuda:{local_rank}" for local_rank in range(4)]
 assert {str(cell) for cell in rows[1][1:]} == {"cuda:0"}
-table(rows, ["GPUs", *(f"local rank {local_rank}" for local_rank in range(4))], align="rllll")
+table(rows, ["GPUs", "local rank 0", "1", "2", "3"], align="rllll")
 
 
 # %% name="nccl"
@@ -361,7 +368,7 @@ except RanksFailed as failed:
 named = [line for line in lines if "Duplicate GPU" in line]
 gpus = torch.cuda.device_count() if on_gpu else 0
 print(f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {gpus} {'GPU' if gpus == 1 else 'GPUs'}:")
-print(last_line((named or lines)[-1]))
+say(last_line((named or lines)[-1]))
 
 # %% [markdown]
 # ## Backends
@@ -414,29 +421,29 @@ try:
     miniddp.run_ranks(make_a_group_for_members_only, 3, timeout=5)
 except RanksTimedOut as timed_out:
     outputs, stacks = timed_out.outputs, timed_out.stacks
-assert sorted(stacks) == [0, 1, 2]
+assert {0, 1} <= stacks.keys(), "whether rank 2 waits too depends on timing"
 assert all("in new_group" in stack for stack in stacks.values())
-show_ranks([f"{text}waits in new_group" for text in outputs])
+waits = {rank: "waits in new_group" for rank in stacks}
+show_ranks([text + waits.get(rank, "") for rank, text in enumerate(outputs)])
 
 # %% [markdown]
 # ## A device mesh
 
 
 # %% name="mesh"
-def answers(mesh: dist.DeviceMesh | None) -> str:
-    numbers = (miniddp.get(name, mesh) for name in ("rank", "grank", "lrank", "ws"))
-    members = dist.get_process_group_ranks(miniddp.get("pg", mesh))
-    return "".join(f"{number:6}" for number in numbers) + "  " + " ".join(map(str, members))
+def answer(name: str, mesh: dist.DeviceMesh | None) -> str:
+    found = miniddp.get(name, mesh)
+    return str(found) if name != "pg" else " ".join(map(str, dist.get_process_group_ranks(found)))
 
 
 def ask(rank: int) -> list[str]:
     os.environ |= {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}  # as on two nodes
     init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
-    print("        rank grank lrank    ws  pg")
-    print("no mesh" + answers(None)[1:])
-    print("inter  " + answers(mesh["inter"])[1:])
-    print("intra  " + answers(mesh["intra"])[1:])
+    print("      no mesh inter intra")
+    for name in ("rank", "grank", "lrank", "ws", "pg"):
+        alone, inter, intra = (answer(name, it) for it in (None, mesh["inter"], mesh["intra"]))
+        print(f"{name:5} {alone:>7} {inter:>5} {intra:>5}")
     miniddp.get.register_mesh(mesh["inter"])
     found = [miniddp.get("rank"), miniddp.get("rank", mesh["intra"]), miniddp.get("grank")]
     miniddp.get.register_mesh(None)
@@ -473,7 +480,7 @@ table(
 
 # %% name="seeds"
 def draw() -> tuple[str, str]:
-    """The first weight of a new layer, and which of ten values a dropout keeps."""
+    """The first weight of a new layer, and which of eight values a dropout keeps."""
     layer = nn.Linear(4, 4).to(device())
     return first_weight(layer), kept()
 
@@ -483,7 +490,7 @@ def first_weight(layer: nn.Linear) -> str:
 
 
 def kept() -> str:
-    dropped = nn.functional.dropout(torch.ones(10, device=device()))
+    dropped = nn.functional.dropout(torch.ones(8, device=device()))
     return "".join("#" if value else "." for value in dropped.tolist())
 
 
@@ -504,9 +511,9 @@ assert same_0 == same_1
 assert own_0[0] != own_1[0]
 assert both_0[0] == both_1[0]
 assert both_0[1] != both_1[1]
-ways = ["the same seed", "seed + rank", "the same, then seed + 1 + rank"]
+ways = ["same", "own", "same, then own"]
 rows = [
-    [way, rank, *drawn[number]]
+    [way, rank, drawn[number][0], f"`{drawn[number][1]}`"]
     for number, way in enumerate(ways)
     for rank, drawn in enumerate(by_rank)
 ]

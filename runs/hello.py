@@ -1,4 +1,4 @@
-"""The smallest distributed program: `torchrun --standalone --nproc_per_node=2 runs/hello.py`."""
+"""The smallest distributed program. Start it with torchrun."""
 
 import torch
 import torch.distributed as dist

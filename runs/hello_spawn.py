@@ -1,4 +1,4 @@
-"""The smallest distributed program without a launcher: `python runs/hello_spawn.py`."""
+"""The same program without a launcher."""
 
 import tempfile
 
