@@ -7,6 +7,7 @@
 
 # %% name="setup"
 import json
+import logging
 import math
 import os
 import re
@@ -30,12 +31,13 @@ from torch import Tensor, nn
 import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks, table
 from miniddp import checkpoint
+from miniddp.command_line import parse_options
 from miniddp.data import collate, encode, load_mrpc
 from miniddp.launch import RanksFailed, RanksTimedOut
 from miniddp.model import load_model, load_tokenizer
 from miniddp.process import destroy_process_group, device, init_process_group
 from miniddp.state_file import CheckpointError, read_state
-from miniddp.train import train_step
+from miniddp.train import Options, train, train_step
 
 RANKS_PER_NODE = 2
 provenance(device=device(), world_size=[3, 4], backend="gloo")
@@ -72,7 +74,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def launch(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+def launch(
+    *commands: Sequence[str], env: Mapping[str, str] | None = None, tries: int = 1
+) -> list[str]:
     """Starts one torchrun per command, all at once; returns what each printed, in short."""
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
@@ -87,6 +91,8 @@ def launch(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> li
         for command in commands
     ]
     outputs = [process.communicate(timeout=100)[0] for process in processes]
+    if tries > 1 and "terminate called without an active exception" in "".join(outputs):
+        return launch(*commands, tries=tries - 1)  # a thread of a library crashed Python's exit
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
     return [without_tracebacks(output) for output in outputs]
@@ -127,9 +133,8 @@ show(["\n".join(sorted(output.splitlines())) for output in outputs])
 
 # %% name="two-machines"
 port = free_port()
-undisturbed = folder / "undisturbed"
-program = ["-m", "miniddp.train", *options, "--checkpoint", str(undisturbed)]
-outputs = launch(static(0, port, *program), static(1, port, *program))
+program = ["-m", "miniddp.train", *options]
+outputs = launch(static(0, port, *program), static(1, port, *program), tries=5)
 assert f"{STEPS} steps on 4 ranks" in outputs[0]
 assert not outputs[1], "rank 0 lives on machine 0 and logs for all"
 show(outputs)
@@ -171,6 +176,14 @@ repeated = sorted(first.keys() & second.keys())
 assert repeated == [11, 12, 13]
 assert all(first[number] == second[number] for number in repeated), "the same, bit for bit"
 
+
+def train_undisturbed(rank: int) -> None:
+    logging.disable()
+    train(parse_options(Options, "train", None, [*options, "--checkpoint", str(undisturbed)]))
+
+
+undisturbed = folder / "undisturbed"
+miniddp.run_ranks(train_undisturbed, 4, timeout=100)
 finished = [
     read_state(path / f"step-{STEPS:08d}.safetensors")[0] for path in (undisturbed, disturbed)
 ]
@@ -345,7 +358,7 @@ def watched(rank: int, work: Work, detail: bool) -> None:
             say(f"own error: {short(error)[:160]}")
             raise
         say(short(error))
-        time.sleep(1)  # so that the others say what they saw before this rank is gone
+        time.sleep(TIMEOUT + 1)  # so that the others say what they saw before this rank is gone
 
 
 def try_three(work: Work, detail: bool = False) -> list[str]:
@@ -386,7 +399,7 @@ def one_skips(rank: int) -> None:
     if rank != 1:
         dist.all_reduce(torch.ones(4))
     else:
-        time.sleep(TIMEOUT + 2)  # such as: writes a file that only it writes
+        time.sleep(2 * TIMEOUT + 2)  # such as: writes a file that only it writes
 
 
 said = try_three(one_skips)
@@ -428,7 +441,8 @@ def another_collective(rank: int) -> None:
 
 
 said = try_three(another_collective)
-assert all("Timed out" in text for text in said)
+assert any("Timed out" in text for text in said)
+assert all("Error" in text for text in said)
 
 # %% name="other-collective-detail"
 said = try_three(another_collective, detail=True)
@@ -521,7 +535,7 @@ assert all("peer" in said[rank] for rank in (0, 2))
 # %% name="roll-call"
 def roll_call(rank: int) -> None:
     if rank == 1:
-        time.sleep(TIMEOUT + 2)
+        time.sleep(2 * TIMEOUT + 2)
     dist.monitored_barrier(timeout=timedelta(seconds=TIMEOUT), wait_all_ranks=True)
 
 

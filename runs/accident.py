@@ -37,3 +37,5 @@ def step_with_accident(model: SimpleDDP, optimizer: torch.optim.Optimizer, batch
 
 training.train_step = step_with_accident
 training.main()
+sys.stdout.flush()
+os._exit(0)  # now: a restart after a crash in Python's own exit would find nothing left to do

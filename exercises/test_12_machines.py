@@ -1,0 +1,84 @@
+"""When `exercises/12_machines.py` is right: who is missing, and who has another plan."""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from harness import load
+
+from miniddp import run_ranks
+
+exercise = load("12_machines")
+
+
+def connect() -> dist.Store:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=20))
+
+
+def answer(store: dist.Store, rank: int, plan: str, seconds: float, name: str = "roll") -> str:
+    """The error of a roll call of all ranks, or an empty text."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    try:
+        exercise.call_the_roll(store, name, rank, world_size, plan, timedelta(seconds=seconds))
+    except exercise.RollCallError as error:
+        return str(error)
+    return ""
+
+
+def come_late(rank: int) -> str:
+    store = connect()
+    time.sleep(0.3 * rank)
+    return answer(store, rank, "all_reduce", 20)
+
+
+def stay_away(rank: int, absent: list[int]) -> str:
+    store = connect()
+    if rank in absent:
+        store.wait(["all done"])
+        return "absent"
+    text = answer(store, rank, "all_reduce", 2)
+    if store.add("came", 1) == int(os.environ["WORLD_SIZE"]) - len(absent):
+        store.set("all done", "")
+    return text
+
+
+def follow(rank: int, plans: list[str]) -> str:
+    return answer(connect(), rank, plans[rank], 20)
+
+
+def twice(rank: int, second: list[str]) -> list[str]:
+    store = connect()
+    first = answer(store, rank, "all_reduce", 20, "first")
+    return [first, answer(store, rank, second[rank], 20, "second")]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_come_even_if_late(world_size: int) -> None:
+    assert run_ranks(come_late, world_size, backend=None, timeout=40) == [""] * world_size
+
+
+@pytest.mark.parametrize(("world_size", "absent"), [(2, [1]), (3, [0]), (4, [1, 3])])
+def test_every_rank_that_came_names_those_that_are_missing(
+    world_size: int, absent: list[int]
+) -> None:
+    names = ", ".join(map(str, absent))
+    wanted = ["absent" if r in absent else f"missing: ranks {names}" for r in range(world_size)]
+    assert run_ranks(stay_away, world_size, absent, backend=None, timeout=40) == wanted
+
+
+@pytest.mark.parametrize("odd", [1, 2])
+def test_every_rank_names_the_first_other_plan(odd: int) -> None:
+    plans = ["all_reduce"] * 3
+    plans[odd] = "broadcast"
+    wanted = [f"rank {odd}: broadcast, rank 0: all_reduce"] * 3
+    assert run_ranks(follow, 3, plans, backend=None, timeout=40) == wanted
+
+
+def test_a_roll_call_can_be_repeated() -> None:
+    plans = ["barrier", "all_reduce"]
+    for first, second in run_ranks(twice, 2, plans, backend=None, timeout=40):
+        assert first == ""
+        assert second == "rank 1: all_reduce, rank 0: barrier"
