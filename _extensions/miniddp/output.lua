@@ -1,6 +1,7 @@
 -- Turns the outputs of a recorded cell into blocks.
 
 local import = ...
+local compact = import "compact"
 local recording = import "recording"
 local svg = import "svg"
 local timeline = import "timeline"
@@ -39,7 +40,8 @@ local function figure_block(text, alt, fail)
   if not attributes then fail("its figure is not an SVG") end
   if not svg.has_view_box(attributes) then fail("its figure has no viewBox") end
   figures = figures + 1
-  body = svg.with_page_colours(svg.with_prefix(body, ("figure-%d-"):format(figures)))
+  local prefix = ("figure-%d-"):format(figures)
+  body = svg.with_page_colours(compact.figure(svg.with_prefix(body, prefix), prefix))
   return pandoc.RawBlock("html", svg.inline(attributes, body, "aria-label", alt))
 end
 

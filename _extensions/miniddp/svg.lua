@@ -1,5 +1,8 @@
 -- Prepares an SVG file for being part of a page.
 
+local import = ...
+local compact = import "compact"
+
 local M = {}
 
 -- The colours of theme/book.css in light mode, as figures are drawn with them.
@@ -30,7 +33,7 @@ function M.parse(text)
   for name, _, value in root:gmatch("([%w:_-]+)%s*=%s*([\"'])(.-)%2") do
     table.insert(attributes, { name, value })
   end
-  return attributes, (body:gsub("%s+$", ""))
+  return attributes, compact.without_indent(body:gsub("%s+$", ""))
 end
 
 function M.ids(attributes, body)
