@@ -121,7 +121,7 @@ for rank, environment in enumerate(told):
     assert environment["LOCAL_WORLD_SIZE"] == "2"
 assert len({environment["MASTER_PORT"] for environment in told}) == 1
 table(
-    [[f"`{name}`", *(it[name] for it in told)] for name in show_environment.NAMES],
+    [[name, *(it[name] for it in told)] for name in show_environment.NAMES],
     ["variable", *(f"rank {rank}" for rank in range(4))],
     align="lrrrr",
 )
@@ -480,7 +480,7 @@ table(
 
 # %% name="seeds"
 def draw() -> tuple[str, str]:
-    """The first weight of a new layer, and which of eight values a dropout keeps."""
+    """The first weight of a new layer, and which of six values a dropout keeps."""
     layer = nn.Linear(4, 4).to(device())
     return first_weight(layer), kept()
 
@@ -490,8 +490,8 @@ def first_weight(layer: nn.Linear) -> str:
 
 
 def kept() -> str:
-    dropped = nn.functional.dropout(torch.ones(8, device=device()))
-    return "".join("#" if value else "." for value in dropped.tolist())
+    dropped = nn.functional.dropout(torch.ones(6, device=device()))
+    return " ".join(str(place) for place, value in enumerate(dropped.tolist()) if value)
 
 
 def seed_in_three_ways(rank: int) -> list[tuple[str, str]]:
@@ -513,7 +513,7 @@ assert both_0[0] == both_1[0]
 assert both_0[1] != both_1[1]
 ways = ["same", "own", "same, then own"]
 rows = [
-    [way, rank, drawn[number][0], f"`{drawn[number][1]}`"]
+    [way, rank, *drawn[number]]
     for number, way in enumerate(ways)
     for rank, drawn in enumerate(by_rank)
 ]
