@@ -108,7 +108,7 @@ def without_tracebacks(text: str) -> str:
         line = re.sub(r" This is typically caused.*", "", line)
         if re.match(r"(\[rank\d\]: )?(Traceback| )|frame #|<omitting|Exception raised", line):
             continue
-        kept.append(textwrap.fill(line, 88, subsequent_indent="    "))
+        kept.append(textwrap.fill(line, 80, subsequent_indent="    "))
     return "\n".join(line for line in kept if line.strip())
 
 
@@ -277,7 +277,8 @@ expect_death(killed_while_overwriting, overwritten)
 try:
     torch.load(overwritten)
 except Exception as error:
-    print(f"overwritten in place: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
+    text = f"overwritten in place: {type(error).__name__}: {str(error).partition('.')[0]}"
+    print(textwrap.fill(text, 80, subsequent_indent="  "))
 else:
     raise AssertionError("half a file was loaded")
 
@@ -317,7 +318,7 @@ for path in (cut_off, whole):
     answers = miniddp.run_ranks(try_to_load, 3, path)
     assert len(set(answers)) == 1, "all ranks say the same"
     assert "is cut off" in answers[0] or "saved on 2 ranks, now there are 3" in answers[0]
-    print(textwrap.fill(answers[0], 88, subsequent_indent="  "))
+    print(textwrap.fill(answers[0], 80, subsequent_indent="  "))
 
 # %% [markdown]
 # ## Ways to wait for ever
@@ -355,7 +356,7 @@ def watched(rank: int, work: Work, detail: bool) -> None:
         work(rank)
     except Exception as error:
         if not isinstance(error, RuntimeError) or "llocat" in str(error):
-            say(f"own error: {short(error)[:160]}")
+            say(f"own error: {short(error).partition(' Error code')[0]}")
             raise
         say(short(error))
         time.sleep(TIMEOUT + 1)  # so that the others say what they saw before this rank is gone
@@ -627,11 +628,12 @@ assert "rank      : 1" in summary
 assert "row 4711" in summary
 for line in summary.splitlines():
     if re.match(r"Root|\[0\]|  (rank|exitcode|error_file)|  ValueError", line):
-        print(re.sub(r" \(pid: \d+\)|\S+(?=/attempt)", lambda m: "…" if "/" in m[0] else "", line))
+        line = re.sub(r" \(pid: \d+\)", "", line)
+        print(re.sub(r"\S+/(?=attempt)", "", line))
 print()
 files = sorted(path for path in logs.rglob("*") if path.is_file())
 for path in files:
-    print(Path("…", *path.parts[-3:]), f"({path.stat().st_size} bytes)")
+    print(Path(*path.parts[-3:]), f"({path.stat().st_size} bytes)")
 errors = [json.loads(path.read_text()) for path in files if path.parts[-2:] == ("1", "error.json")]
 print("\nrank 1, error.json:", errors[0]["message"]["message"])
 destroy_process_group()
