@@ -4,7 +4,6 @@ torchrun --standalone --nproc_per_node=2 runs/check_link.py
 """
 
 import os
-import socket
 import statistics
 from datetime import timedelta
 
@@ -40,12 +39,13 @@ def main() -> None:
     small = seconds_to_reduce(count)
     large = seconds_to_reduce(torch.zeros(MEGABYTES * 1_000_000 // 4, device=device()))
     bus_bandwidth = 2 * (world_size - 1) / world_size * MEGABYTES / 1000 / large
-    text = f"rank {rank} of {world_size} = local rank {local_rank} of node {node}"
+    print(f"rank {rank} of {world_size} = local rank {local_rank} of node {node}", flush=True)
     if rank == 0:
-        host = socket.gethostname()
-        text += f" on {host}, over {dist.get_backend()}: {1e3 * small:.1f} ms for a number, "
-        text += f"bus bandwidth {bus_bandwidth:.2f} GB/s for {MEGABYTES} MB"
-    print(text, flush=True)
+        print(
+            f"speed over {dist.get_backend()}: {1e3 * small:.1f} ms for a number, "
+            f"bus bandwidth {bus_bandwidth:.2f} GB/s for {MEGABYTES} MB",
+            flush=True,
+        )
     destroy_process_group()
 
 
