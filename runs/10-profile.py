@@ -10,6 +10,7 @@ import inspect
 import os
 import statistics
 import tempfile
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -74,7 +75,10 @@ STEPS = 13
 
 
 def profiled_training(
-    rank: int, folder: Path, wrapper: str = "miniddp", load_seconds: Sequence[float] = (0, 0)
+    rank: int,
+    folder: Path,
+    wrapper: str = "miniddp",
+    load_seconds: Sequence[float] = (0, 0),
 ) -> Path:
     """Train; returns this rank's trace of steps 8 to 12."""
     module = build()
@@ -102,7 +106,7 @@ def train(name: str, **arguments: object) -> list[Trace]:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}"
 
 
 even = train("even", wrapper="miniddp", load_seconds=(0, 0))
@@ -119,7 +123,7 @@ table(
         for kind, name, milliseconds, share in zero.rows()
         if milliseconds >= 0.05
     ],
-    ["", "name", "ms per step", "share"],
+    ["", "name", "ms per step", "share, %"],
     align="llrr",
 )
 record(
@@ -227,7 +231,7 @@ def without_step() -> int:
 short = miniddp.run_ranks(too_short, 1)
 assert short == [0]
 assert without_step() == 0
-print("seven steps:", " ".join(short.outputs[0].split()))
+print(textwrap.fill("seven steps: " + short.outputs[0], 64))
 print("no step():", without_step(), "traces, and no warning")
 
 # %% [markdown]
@@ -451,7 +455,7 @@ table(
 # One step on both ranks, drawn from the traces: regions, work, messages.
 
 # %% name="timeline"
-LABELLED = {"forward", "backward", "opt_step"}
+LABELLED = {"forward", "backward"}
 
 
 def lanes(trace: Trace) -> dict[str, list[tuple[float, float]]]:
@@ -509,7 +513,7 @@ figure(fig)
 # The same training with one thing wrong in each.
 
 # %% name="symptoms"
-SLEEP = 0.1
+SLEEP = 0.3
 cases = {
     "nothing": step_of,
     "per-parameter messages": simple,
@@ -525,7 +529,7 @@ cases = {
 loader, straggler = cases["slow loading on both ranks"], cases["slow loading on rank 1 only"]
 assert loader[0].regions["load_batch"].seconds > SLEEP
 assert straggler[0].regions["load_batch"].seconds < SLEEP, "rank 0 itself is quick"
-assert straggler[0].communication.seconds > straggler[1].communication.seconds + SLEEP / 2
+assert straggler[0].communication.seconds > straggler[1].communication.seconds + SLEEP / 3
 
 
 def symptoms(name: str, step: Breakdown) -> list[str]:
@@ -534,7 +538,7 @@ def symptoms(name: str, step: Breakdown) -> list[str]:
     return [name, f"{step.step_seconds * 1e3:.0f}", *map(percent, shares)]
 
 
-COLUMNS = ["what is wrong", "ms per step", "load_batch", "idle", "communication"]
+COLUMNS = ["what is wrong", "ms per step", "load_batch, %", "idle, %", "communication, %"]
 table([symptoms(name, steps[0]) for name, steps in cases.items()], COLUMNS, align="lrrrr")
 
 # %% name="straggler"
@@ -568,4 +572,4 @@ for all_ranks in (False, True):
     miniddp.run_ranks(write_traces, WORLD_SIZE, all_ranks)
     names = sorted(path.name for path in (folder / f"all-{all_ranks}").iterdir())
     assert [name[:5] for name in names] == (["rank0", "rank1"] if all_ranks else ["rank0"])
-    print(f"all_ranks={all_ranks}:", "  ".join(names))
+    print(f"all_ranks={all_ranks}:", *names, sep="\n  ")
