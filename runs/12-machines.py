@@ -351,8 +351,8 @@ def watched(rank: int, work: Work, detail: bool) -> None:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     torch.zeros(1, device=device())  # a GPU takes some time to start
     init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
-    dist.barrier()
     try:
+        dist.barrier()  # another rank may be gone before this one has left it
         work(rank)
     except Exception as error:
         if not isinstance(error, RuntimeError) or "llocat" in str(error):
