@@ -419,7 +419,7 @@ for outcome in outcomes:
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
 # %% name="repair"
@@ -440,7 +440,7 @@ def speed_row(measure: Measure) -> list[str]:
 
 table(
     map(speed_row, MEASURES),
-    ["measure", "pairs/s", "tokens/s", "× first", "padding", "MFU", "MFU with padding"],
+    ["measure", "pairs/s", "tokens/s", "× first", "padding, %", "MFU, %", "MFU with padding, %"],
     align="lrrrrrr",
 )
 record(
@@ -501,10 +501,10 @@ table(
     [
         "measure",
         "ms per step",
-        "busy",
-        *(["tensor cores"] if on_gpu else []),
-        "communication",
-        "exposed",
+        "busy, %",
+        *(["tensor cores, %"] if on_gpu else []),
+        "communication, %",
+        "exposed, %",
         *(["peak GiB"] if on_gpu else []),
     ],
     align="l" + "r" * (6 if on_gpu else 4),
@@ -545,7 +545,7 @@ table(
         for name in before
         if max(parts_before[name].share, parts_after[name].share) >= 0.001
     ],
-    ["work", "before: ms per pair", "share", "after: ms per pair", "share"],
+    ["work", "before: ms per pair", "share, %", "after: ms per pair", "share, %"],
     align="lrrrr",
 )
 
@@ -574,6 +574,6 @@ table(
         [count, percent(share), percent(once / (once + count * (1 - once)))]
         for count, share in shares.items()
     ],
-    ["micro-batches per step", "communication, measured", "by arithmetic"],
+    ["micro-batches per step", "communication, %", "by arithmetic, %"],
     align="rrr",
 )
