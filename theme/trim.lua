@@ -2,7 +2,8 @@
 -- lighter: style rules for classes and ids that occur nowhere in the site's pages and scripts go,
 -- and so does the icon font (theme/book.scss draws the few icons that the pages use).
 -- A rule is only dropped when one of its names is written in no file at all, so what a script
--- adds to a page later keeps its style.
+-- adds to a page later keeps its style. The scripts of the search, a fifth of a page, wait until
+-- book.js loads them with the first use.
 
 local site = os.getenv("QUARTO_PROJECT_OUTPUT_DIR")
 if not site or not os.getenv("QUARTO_PROJECT_RENDER_ALL") then
@@ -143,5 +144,16 @@ for _, path in ipairs(everything) do
     os.remove(path)
   elseif path:match("site_libs.*%.css$") then
     write(path, trim(read(path), names))
+  end
+end
+
+local SEARCH = '<script src="([^"]*/quarto%-search/[^"]*)"></script>'
+
+for _, path in ipairs(everything) do
+  if path:match("%.html$") then
+    local page, count = read(path):gsub(SEARCH, '<script type="text/plain" data-search="%1"></script>')
+    if count > 0 then
+      write(path, page)
+    end
   end
 end
