@@ -202,3 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+    # Everything is saved. Python's own end would now and then abort in a thread of a C++ library
+    # that asks for the interpreter while it goes away, and torchrun would report a failure.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

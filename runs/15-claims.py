@@ -1,0 +1,114 @@
+# %% [markdown]
+# # Claims checked
+#
+# Claims about data parallel training that no other run of the book looks at.
+
+# %% name="setup"
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import miniddp
+from book import data_dir, provenance, record, show_ranks, table
+from miniddp import DistributedSampler, SimpleDDP
+from miniddp.data import encode, load_mrpc
+from miniddp.model import load_tokenizer
+from miniddp.process import device
+
+WORLD_SIZE = 2
+provenance(device=device(), world_size=[WORLD_SIZE, 3], backend="gloo")
+pairs = load_mrpc(data_dir())
+rows = pairs[:]
+tokenizer = load_tokenizer(rows["sentence1"] + rows["sentence2"], "tiny", pretrained=False)
+encoded = encode(pairs, tokenizer, max_length=512)
+lengths = [len(ids) for ids in encoded["input_ids"]]
+print(f"{len(lengths)} pairs, the shortest of {min(lengths)} tokens, the longest of {max(lengths)}")
+
+# %% [markdown]
+# ## A check of replicas that half of the ranks pass
+#
+# Every rank receives rank 0's parameters and compares them with its own. Rank 0 compares its
+# parameters with themselves.
+
+
+# %% name="check"
+def compare_with_rank_0(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        of_rank_0 = parameter.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        if not torch.equal(parameter, of_rank_0):
+            raise ValueError("the parameters differ")
+
+
+# %% name="verification"
+def build_and_compare(rank: int) -> tuple[bool, bool]:
+    miniddp.set_seed(rank == 1)  # rank 1 has another seed
+    module = nn.Linear(3, 1, bias=False).to(device())
+    raised = []
+    for name, check in (("compare_with_rank_0", compare_with_rank_0), ("SimpleDDP", SimpleDDP)):
+        try:
+            check(module)
+            raised.append(False)
+        except ValueError as error:
+            raised.append(True)
+            print(f"{name}: ValueError: {str(error)[:24]} …")
+        else:
+            print(f"{name}: no error")
+    return raised[0], raised[1]
+
+
+verdicts = miniddp.run_ranks(build_and_compare, 3)
+assert verdicts == [(False, True), (True, True), (False, True)]
+show_ranks(verdicts)
+
+
+# %% [markdown]
+# ## Equal numbers of samples are not equal work
+#
+# `DistributedSampler` gives every rank as many pairs. Batches are padded to their longest pair.
+
+# %% name="equal-counts"
+BATCH = 16
+orders = [
+    list(DistributedSampler(lengths, num_replicas=WORLD_SIZE, rank=rank, shuffle=True, seed=0))
+    for rank in range(WORLD_SIZE)
+]
+steps = [range(0, len(order) - BATCH + 1, BATCH) for order in orders]
+padded = [
+    [BATCH * max(lengths[i] for i in order[first : first + BATCH]) for first in firsts]
+    for order, firsts in zip(orders, steps, strict=True)
+]
+ratios = [max(step) / min(step) for step in zip(*padded, strict=True)]
+table(
+    [
+        [rank, len(order), sum(batches), min(batches), max(batches)]
+        for rank, (order, batches) in enumerate(zip(orders, padded, strict=True))
+    ],
+    ["rank", "pairs", "padded tokens", "in the smallest batch", "in the largest"],
+)
+assert len(set(map(len, orders))) == 1
+assert max(ratios) > 1.2
+record(
+    batch=BATCH,
+    steps=len(ratios),
+    worst_ratio=max(ratios),
+    median_ratio=sorted(ratios)[len(ratios) // 2],
+    largest_over_smallest=max(map(max, padded)) / min(map(min, padded)),
+)
+
+# %% [markdown]
+# ## Ranks in a notebook
+#
+# This run is a notebook. The function of this cell goes to new processes by value.
+
+
+# %% name="notebook"
+def add_up(rank: int) -> int:
+    number = torch.tensor(rank + 1)
+    dist.all_reduce(number)
+    return number.item()
+
+
+sums = miniddp.run_ranks(add_up, WORLD_SIZE)
+print("the sum of 1 and 2 on both ranks:", list(sums))
+assert sums == [3, 3]
