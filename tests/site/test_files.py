@@ -1,7 +1,9 @@
-"""What the site's files promise without a browser: links that lead somewhere, nothing fetched."""
+"""What the site's files promise without a browser: links that lead somewhere, nothing fetched,
+headings in order, pictures with names."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,17 +17,48 @@ FETCHED = {"script", "img", "source", "iframe", "video", "audio", "embed", "obje
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}
 
 
+PUBLIC_HOST = re.compile(r"(?:[a-z0-9-]+\.)+[a-z]{2,}")
+NOT_PUBLIC = (
+    "local",
+    "localhost",
+    "internal",
+    "intranet",
+    "lan",
+    "corp",
+    "home",
+    "test",
+    "invalid",
+)
+
+
 class PageParser(HTMLParser):
-    """Collects a page's names, its links and the addresses that a browser loads by itself."""
+    """Collects a page's names, its links and the addresses that a browser loads by itself; its
+    headings, and its pictures."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.headings: list[int] = []
+        self.pictures: list[tuple[str, dict[str, str]]] = []
+        self.texts: dict[str, str] = {}
+        self.open_name = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.open_name:
+            self.texts[self.open_name] = self.texts.get(self.open_name, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open_name = ""
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attributes}
+        self.open_name = values.get("id", "") if tag in ("title", "desc") else ""
+        if re.fullmatch("h[1-6]", tag) and "unlisted" not in values.get("class", ""):
+            self.headings.append(int(tag[1]))
+        if tag in ("img", "svg"):
+            self.pictures.append((tag, values))
         if "id" in values:
             self.names.append(values["id"])
         address = values.get("href") or values.get("src") or values.get("data")
@@ -82,6 +115,102 @@ def test_no_name_is_used_twice_on_a_page(pages: dict[Path, PageParser], site: Pa
         for path, page in pages.items()
     }
     assert {page: names for page, names in twice.items() if names} == {}
+
+
+def test_headings_are_in_order(pages: dict[Path, PageParser], site: Path) -> None:
+    """One title, and no level left out on the way down."""
+    for path, page in pages.items():
+        where = str(path.relative_to(site))
+        assert page.headings.count(1) == 1, where
+        steps = [(a, b) for a, b in itertools.pairwise(page.headings) if b > a + 1]
+        assert steps == [], where
+
+
+def nameless(page: PageParser) -> list[str]:
+    """The pictures that say nothing to those who do not see them."""
+    found = []
+    for tag, values in page.pictures:
+        if values.get("aria-hidden") == "true":
+            continue
+        described = [page.texts.get(name, "") for name in values.get("aria-labelledby", "").split()]
+        said = values.get("alt" if tag == "img" else "aria-label", "") or " ".join(described)
+        if not said.strip() or (tag == "svg" and values.get("role") != "img"):
+            found.append(f"<{tag} {values}>"[:160])
+    return found
+
+
+def test_every_picture_has_a_name(pages: dict[Path, PageParser], site: Path) -> None:
+    assert any(page.pictures for page in pages.values())
+    problems = {str(path.relative_to(site)): nameless(page) for path, page in pages.items()}
+    assert {page: found for page, found in problems.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("html", "count"),
+    [
+        ('<svg role="img" aria-labelledby="a b"><title id="a">T</title></svg>', 0),
+        ('<svg role="img" aria-label="A ring"></svg><img alt="A ring" src="a.png">', 0),
+        ('<svg aria-hidden="true"></svg>', 0),
+        ('<svg role="img" aria-labelledby="a"><desc id="b">T</desc></svg>', 1),
+        ('<svg aria-label="A ring"></svg><img src="a.png"><img alt=" " src="a.png">', 3),
+    ],
+)
+def test_what_a_nameless_picture_is(html: str, count: int) -> None:
+    parser = PageParser()
+    parser.feed(html)
+    assert len(nameless(parser)) == count
+
+
+def malformed(link: str) -> str:
+    """What is wrong with a link to another site, or nothing."""
+    parts = urlparse(link)
+    if parts.scheme in ("", "mailto", "data", "javascript") and not link.startswith("//"):
+        return ""
+    host = parts.hostname or ""
+    if parts.scheme != "https":
+        return "is not https"
+    if not PUBLIC_HOST.fullmatch(host) or host.rpartition(".")[2] in NOT_PUBLIC:
+        return f"{host!r} is no public host"
+    if parts.username or parts.port:
+        return "names a user or a port"
+    return "has a space or a bracket in it" if re.search(r"[\s<>{}|\\^`]", link) else ""
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ("https://arxiv.org/abs/1706.02677", ""),
+        ("chapters/05-ring.html#a", ""),
+        ("http://arxiv.org", "is not https"),
+        ("//arxiv.org/abs", "is not https"),
+        ("https://10.0.0.7/x", "'10.0.0.7' is no public host"),
+        ("https://packages.corp/x", "'packages.corp' is no public host"),
+        ("https://localhost/", "'localhost' is no public host"),
+        ("https://arxiv.org:8080/", "names a user or a port"),
+        ("https://arxiv.org/a b", "has a space or a bracket in it"),
+    ],
+)
+def test_what_a_malformed_link_is(link: str, problem: str) -> None:
+    assert malformed(link) == problem
+
+
+def test_links_to_other_sites_are_well_formed(pages: dict[Path, PageParser], site: Path) -> None:
+    problems = [
+        f"{path.relative_to(site)}: {link} {malformed(link)}"
+        for path, page in pages.items()
+        for link in page.links
+        if malformed(link)
+    ]
+    assert problems == []
+
+
+def test_what_a_citation_leads_to_is_listed(pages: dict[Path, PageParser], site: Path) -> None:
+    """Every citation leads to the list of references of its own page."""
+    for path, page in pages.items():
+        text = path.read_text(encoding="utf-8")
+        cited = set(re.findall(r'href="#(ref-[^"]+)"[^>]*role="doc-biblioref"', text))
+        assert cited <= set(page.names), path.relative_to(site)
+        assert ("References</h2>" in text) == bool(cited), path.relative_to(site)
 
 
 def test_nothing_is_loaded_from_another_host(pages: dict[Path, PageParser], site: Path) -> None:
