@@ -118,9 +118,10 @@ def break_down(trace: Trace) -> Breakdown:
 
 def region_spans(trace: Trace) -> Spans:
     """When the training loop was in each region; an annotation that is an identifier is one."""
+    threads = _loop_threads(trace)
     spans: Spans = defaultdict(list)
     for event in _annotations(trace):
-        if event.thread in _loop_threads(trace) and event.name.isidentifier():
+        if event.thread in threads and event.name.isidentifier():
             spans[event.name].append(event.interval)
     return dict(spans)
 
