@@ -353,7 +353,7 @@ UNITS = (
     r"[GMk]i?B/s|Gbit/s|ms|[µμ]s|us|ns|s|seconds?|minutes?|hours?|%|percent|×(?!\s*[\d$])"
     r"|(?:tokens|samples|steps)/s(?:/GPU)?|TFLOPS?(?:/s)?|times (?:as fast|faster|slower)"
 )
-TYPED_NUMBER = re.compile(rf"(?<![\w.,@/-])\d[\d.,]*[\s\u00a0]?(?:{UNITS})(?![\w/])")
+TYPED_NUMBER = re.compile(rf"(?<![\w.,@/-])\d(?:[\d.,]*\d)?[\s\u00a0]?(?:{UNITS})(?![\w/])")
 
 
 def typed_numbers(root: Path) -> Iterator[str]:
@@ -382,36 +382,56 @@ def hidden(text: str, *patterns: str) -> str:
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs of prose without citations, with the number of their first line.
+    """Paragraphs and tables without citations, with the number of their first line.
 
-    Left out: front matter, code, math, tables, exercises, spans with attributes, link targets.
-    Newlines stay, so that line numbers can be counted.
+    Left out: front matter, code, math, exercises, worked examples, spans with attributes, link
+    targets. Newlines stay, so that line numbers can be counted.
     """
     text = hidden(text, *UNREAD, r"\$\$.*?\$\$(?:\s*\{[^}]*\})?")
     lines = [
-        "" if skipped or re.match(r"\s*(\||:::)", line) else line
-        for skipped, line in in_exercises(text.split("\n"))
+        "" if skipped or re.match(r"\s*:::", line) else line
+        for skipped, line in in_examples(text.split("\n"))
     ]
+    for number, (before, after) in enumerate(zip(lines, lines[2:], strict=False), 1):
+        if not lines[number].strip() and re.match(r"\s*\|", before) and re.match(r"\s*: ", after):
+            lines[number] = "|"  # a table and its caption are one
     start = 0
     for number, line in enumerate([*lines, ""]):
         if line.strip():
             continue
         paragraph = "\n".join(lines[start:number])
-        if paragraph.strip() and not re.search(r"\[-?@|@[\w:-]+ \[|\]\(https?:", paragraph):
+        if paragraph.strip() and not WORKED.match(paragraph) and not is_cited(paragraph):
             yield start + 1, _without_inline_markup(paragraph)
         start = number + 1
 
 
-def in_exercises(lines: list[str]) -> Iterator[tuple[bool, str]]:
-    """Each line, and whether it stands in an exercise or its answer."""
+# A worked example: what to take for granted comes first, or its heading says that it is one.
+WORKED = re.compile(
+    r"\s*(?:[-*\d.]+ +)?(?:Take|Suppose|Assume|Imagine|Let|Say)\b|.*\b[Oo]n paper\b", re.DOTALL
+)
+WORKED_HEADING = re.compile(r"\b(?:on paper|worked|by hand)\b", re.IGNORECASE)
+
+
+def is_cited(paragraph: str) -> bool:
+    """Whether it cites the bibliography, or links to where it has its numbers from."""
+    return "](http" in paragraph or any(citations(paragraph))
+
+
+def in_examples(lines: list[str]) -> Iterator[tuple[bool, str]]:
+    """Each line, and whether it stands in an exercise, an answer or a worked example."""
     divs: list[str] = []
+    worked = 0  # the level of the heading that says so
     for line in lines:
-        match = re.match(r"\s*:{3,}\s*(.*)", line)
-        if match and match[1].strip(" :"):
-            divs.append(match[1])
-        elif match and divs:
+        div = re.match(r"\s*:{3,}\s*(.*)", line)
+        heading = re.match(r"(#+) (.*)", line)
+        if div and div[1].strip(" :"):
+            divs.append(div[1])
+        elif div and divs:
             divs.pop()
-        yield any(re.search(r"\b(exercise|answer)\b", div) for div in divs), line
+        elif heading and (not worked or len(heading[1]) <= worked):
+            worked = len(heading[1]) if WORKED_HEADING.search(heading[2]) else 0
+        in_div = any(re.search(r"\b(exercise|answer|worked)\b", div) for div in divs)
+        yield in_div or worked > 0, line
 
 
 def _without_inline_markup(paragraph: str) -> str:
