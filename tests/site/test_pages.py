@@ -142,6 +142,34 @@ def test_annotations_are_in_the_page_and_at_hand(visit: Visit) -> None:
         check_tip(page, anchor, note.text_content() or "")
 
 
+# The texts that lie under a number where their block is scrolled to its end.
+COVERED = """() => {
+    const covered = [], range = document.createRange();
+    for (const number of document.querySelectorAll("main button.code-annotation-anchor")) {
+        const block = number.closest("pre"), box = () => number.getBoundingClientRect();
+        block.scrollLeft = block.scrollWidth;
+        const lines = document.createTreeWalker(number.closest("code"), NodeFilter.SHOW_TEXT);
+        for (let text = lines.nextNode(); text; text = lines.nextNode()) {
+            if (number.contains(text) || !text.data.trim()) continue;
+            range.selectNodeContents(text);
+            for (const rect of range.getClientRects()) {
+                if (rect.right > box().left + 1 && rect.left < box().right - 1
+                    && Math.abs(rect.top + rect.bottom - box().top - box().bottom) < 16)
+                    covered.push(text.data);
+            }
+        }
+        block.scrollLeft = 0;
+    }
+    return covered;
+}"""
+
+
+@pytest.mark.parametrize("width", [360, 1100, 1280])
+def test_annotations_cover_no_code(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    assert visit.page.evaluate(COVERED) == []
+
+
 def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
     page = visit.page
     blocks = [block for block in visible(page.locator("main pre.sourceCode"))
