@@ -13,6 +13,7 @@ local function import(name)
   return loaded[name]
 end
 
+local about = import "about"
 local boxes = import "boxes"
 local citations = import "citations"
 local glossary = import "glossary"
@@ -29,6 +30,9 @@ local divs = {
   notebook = notebook.notebook,
   recordings = notebook.recordings,
   parity = import "parity",
+  versions = about.versions,
+  cite = about.cite,
+  document = about.document,
   takeaways = boxes.takeaways,
   objectives = boxes.objectives,
   exercise = boxes.exercise,

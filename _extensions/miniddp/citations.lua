@@ -70,6 +70,16 @@ end
 
 local function is_space(inline) return inline and (inline.t == "Space" or inline.t == "SoftBreak") end
 
+-- Takes the space before a citation away, be it one that breaks or not.
+local function remove_space(inlines)
+  local last = inlines[#inlines]
+  if is_space(last) then
+    inlines:remove()
+  elseif last and last.t == "Str" then
+    last.text = last.text:gsub("\u{a0}$", "")
+  end
+end
+
 -- A block without its citations and the spaces before them: for tooltips.
 function M.without(block)
   return block:walk {
@@ -78,8 +88,8 @@ function M.without(block)
       for _, inline in ipairs(inlines) do
         if not only_citations(inline) then
           kept:insert(inline)
-        elseif is_space(kept[#kept]) then
-          kept:remove()
+        else
+          remove_space(kept)
         end
       end
       return kept

@@ -1,6 +1,7 @@
 -- `.notebook`: a whole executed run. `.recordings`: every run with its provenance.
 
 local import = ...
+local make_table = import "grid"
 local outputs = import "output"
 local project = import "project"
 local provenance = import "provenance"
@@ -8,27 +9,6 @@ local recording = import "recording"
 local tabs = import "tabs"
 
 local M = {}
-
-local function cells_of(texts)
-  local cells = {}
-  for _, text in ipairs(texts) do
-    table.insert(cells, { pandoc.Plain(type(text) == "string" and pandoc.Inlines(text) or text) })
-  end
-  return cells
-end
-
-local function make_table(header, rows, class)
-  local aligns, widths, cells = {}, {}, {}
-  for column in ipairs(rows[1]) do
-    aligns[column], widths[column] = "AlignDefault", 0
-  end
-  for _, row in ipairs(rows) do table.insert(cells, cells_of(row)) end
-  local simple = pandoc.SimpleTable({}, aligns, widths, header and cells_of(header) or {}, cells)
-  local made = pandoc.utils.from_simple_table(simple)
-  made.classes = class and { class } or {}
-  made.bodies[1].row_head_columns = 1
-  return made
-end
 
 -- One level below the page's title, and with names that two tabs do not share.
 local function fit_headings(blocks, kind)

@@ -146,8 +146,9 @@ def test_a_place_for_the_references_is_kept(render, book):
     assert "References" not in html
 
 
-def test_a_tooltip_leaves_citations_out(render, book):
-    glossary = "rank\n: One process [@li2020], with a number.\n"
+@pytest.mark.parametrize("space", [" ", "\\ ", "\n"])
+def test_a_tooltip_leaves_citations_out(render, book, space):
+    glossary = f"rank\n: One process{space}[@li2020], with a number.\n"
     (book / "chapters/glossary.qmd").write_text(glossary, encoding="utf-8")
     html = render(PAGE, "A [rank]{.term}.\n").stdout
     assert 'data-tip="One process, with a number."' in html
@@ -238,3 +239,62 @@ def test_terms_of_a_written_page_are_linked(render, book, text, links):
     assert [" ".join(each.split()) for each in found] == links
     plain = render(PAGE, f"## Start\n\n{text}\n").stdout
     assert "#term-" not in plain
+
+
+def test_versions_are_those_of_the_recordings(render, book):
+    html = render(PAGE, "::: {.versions}\n:::\n").stdout
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    assert cells[0] == ["", "CPU recordings", "GPU recordings"]
+    found = {name: rest for name, *rest in cells[1:]}
+    assert found["Device"][0] == "2-core AMD EPYC"
+    assert found["torch"] == ["2.13.0", "2.13.0"]
+
+
+def test_versions_need_a_recording(render, book):
+    for path in (book / "runs").glob("*.ipynb"):
+        path.unlink()
+    done = render(PAGE, "::: {.versions}\n:::\n")
+    assert done.stderr == f"{PAGE}:1: .versions: there are no recordings\n"
+
+
+CFF = """cff-version: 1.2.0
+title: "DDP from Scratch"
+authors:
+  - name: "The authors"
+version: 0.1.0
+date-released: "2026-11-21"
+repository-code: "https://example.org/code"
+url: "https://example.org/"
+"""
+
+
+def test_how_to_cite(render, book):
+    (book / "CITATION.cff").write_text(CFF, encoding="utf-8")
+    html = render(PAGE, "::: {.cite}\n:::\n").stdout
+    for line in (
+        "{DDP from Scratch}",
+        "{{The authors}}",
+        "{2026}",
+        "{0.1.0}",
+        "{https://example.org/}",
+    ):
+        assert f"= {line}" in html
+    (book / "CITATION.cff").write_text(
+        CFF.replace("version: 0", "wersion: 0").replace("cff-w", "cff-v")
+    )
+    assert (
+        render(PAGE, "::: {.cite}\n:::\n").stderr
+        == f"{PAGE}:1: .cite: CITATION.cff has no version\n"
+    )
+
+
+def test_a_document_of_the_repository(render, book):
+    (book / "CHANGES.md").write_text("# Changes\n\n## 0.1 (today)\n\n- New.\n", encoding="utf-8")
+    html = render(PAGE, '## What changed\n\n::: {.document file="CHANGES.md"}\n:::\n').stdout
+    assert 'id="changes-md-today"' in html
+    assert "<h3>0.1 (today)</h3>" in html
+    assert "<li>New.</li>" in html
+    assert "Changes</h1>" not in html
+    done = render(PAGE, '::: {.document file="GONE.md"}\n:::\n')
+    assert done.stderr == f'{PAGE}:1: .document file="GONE.md": no such file: GONE.md\n'

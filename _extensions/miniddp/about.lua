@@ -1,0 +1,99 @@
+-- `.versions`: what the recordings were made with. `.cite`: how to cite the book. `.document`: a text of
+-- the repository, such as its changelog.
+
+local import = ...
+local make_table = import "grid"
+local project = import "project"
+local provenance = import "provenance"
+local recording = import "recording"
+
+local M = {}
+
+local KINDS = { "cpu", "gpu" }
+
+-- Adds `value` to the list unless it is in it.
+local function add(list, value)
+  for _, known in ipairs(list) do
+    if known == value then return end
+  end
+  table.insert(list, value)
+end
+
+-- name → kind → every version that the recordings of that kind were made with
+local function versions_of_recordings(fail)
+  local found = { Device = { cpu = {}, gpu = {} } }
+  for _, run in ipairs(recording.runs()) do
+    for _, one in ipairs(recording.existing(run, fail)) do
+      add(found.Device[one.kind], provenance.device(one.meta))
+      for name, version in pairs(recording.present(one.meta.versions) or {}) do
+        found[name] = found[name] or { cpu = {}, gpu = {} }
+        add(found[name][one.kind], (version:gsub("%+.*$", "")))
+      end
+    end
+  end
+  return found
+end
+
+function M.versions(div, fail)
+  local found, names, kinds = versions_of_recordings(fail), {}, {}
+  for name in pairs(found) do table.insert(names, name) end
+  table.sort(names)
+  local header = { "" }
+  for _, kind in ipairs(KINDS) do
+    if #found.Device[kind] > 0 then
+      table.insert(kinds, kind)
+      table.insert(header, kind:upper() .. " recordings")
+    end
+  end
+  if #kinds == 0 then fail("there are no recordings") end
+  local rows = {}
+  for _, name in ipairs(names) do
+    local row = { name }
+    for _, kind in ipairs(kinds) do
+      table.sort(found[name][kind])
+      table.insert(row, table.concat(found[name][kind], ", "))
+    end
+    table.insert(rows, row)
+  end
+  div.content = { make_table(header, rows) }
+  return div
+end
+
+local CITATION = [[
+@software{ddp-from-scratch,
+  title   = {%s},
+  author  = {{%s}},
+  year    = {%s},
+  version = {%s},
+  url     = {%s}
+}]]
+
+function M.cite(div, fail)
+  local file = project.read("CITATION.cff") or fail("there is no CITATION.cff")
+  local function field(name, pattern)
+    local value = ("\n" .. file):match("\n[%s%-]*" .. name .. ":%s*[\"']?(" .. (pattern or "[^\"'\n]+") .. ")")
+    return value or fail("CITATION.cff has no " .. name)
+  end
+  local year = field("date%-released", "%d%d%d%d")
+  local text = CITATION:format(field "title", field "name", year, field "version", field "url")
+  div.content = { pandoc.CodeBlock(text, { class = "text" }) }
+  return div
+end
+
+function M.document(div, fail)
+  local path = div.attributes.file or fail('expected file="path"')
+  local text = project.read(path) or fail("no such file: " .. path)
+  local blocks = pandoc.read(text, "markdown").blocks
+  if blocks[1] and blocks[1].t == "Header" and blocks[1].level == 1 then blocks:remove(1) end
+  div.content = blocks:walk {
+    Header = function(header)
+      header.level = header.level + 1
+      header.identifier = path:lower():gsub("%W+", "-") .. "-" .. header.identifier
+      return header
+    end,
+  }
+  div.attributes = {}
+  return div
+end
+
+return M
