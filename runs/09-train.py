@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,7 @@ table(
         for ranks, result in results.items()
     ],
     ["run", "pairs per rank", "pairs per second", "share of synchronisation", "test accuracy"],
+    "lrrrr",
 )
 
 # %% name="throughput-values"
@@ -233,7 +235,7 @@ assert max(last_losses) - min(last_losses) < 1e-3
 # %% name="launch"
 command = "torchrun --standalone --nproc_per_node=2 -m miniddp.train --model tiny --steps 20"
 arguments = command.split()[1:] + (["--data-dir", str(folder)] if folder else [])
-print(f"$ {command}" + (" --data-dir path/to/mrpc" if folder else ""))
+print(f"$ {command}" + (" \\\n    --data-dir path/to/mrpc" if folder else ""))
 launched = subprocess.run(
     [sys.executable, "-m", "torch.distributed.run", *arguments],
     env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -243,7 +245,10 @@ launched = subprocess.run(
 )
 assert launched.returncode == 0, launched.stderr
 log = [line for line in launched.stderr.splitlines() if "step/s" not in line]
-print("\n".join(line.replace(str(folder), "path/to/mrpc") for line in log if line.strip()))
+for line in log:
+    if line.strip():
+        shown = line.replace(str(folder), "path/to/mrpc")
+        print(textwrap.fill(shown, 78, subsequent_indent="  "))
 assert sum(line.startswith("evaluation:") for line in log) == 1, "only rank 0 logs"
 
 # %% [markdown]
