@@ -127,10 +127,12 @@ local function trim(css, names)
   end
 end
 
+-- Bootstrap's script names the classes of all its components. Those in use stand in a page, too,
+-- apart from what it adds while something unfolds.
 local everything = files(site, {})
-local names = {}
+local names = { collapsing = true, ["collapse-horizontal"] = true, showing = true }
 for _, path in ipairs(everything) do
-  if path:match("%.html$") or path:match("%.js$") then
+  if path:match("%.html$") or (path:match("%.js$") and not path:match("bootstrap%.min%.js$")) then
     for name in read(path):gmatch("[%a_-][%w_-]*") do
       names[name] = true
     end

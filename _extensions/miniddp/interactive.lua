@@ -37,7 +37,10 @@ local function load(path, markup)
   return pandoc.Blocks { pandoc.RawBlock("html", markup:format(project.link(path))) }
 end
 
-local function style(path) return load(path, '<link rel="stylesheet" href="%s">') end
+local function style(path)
+  return project.read(path) and load(path, '<link rel="stylesheet" href="%s">') or pandoc.Blocks {}
+end
+
 local function script(path) return load(path, '<script type="module" src="%s"></script>') end
 
 local function timeline_of(cell)
@@ -95,6 +98,7 @@ return function(div, fail)
       content, below = values_stage(found, stem, diagram.svg(still, fail), fail)
     end
   end
-  content = style(STYLE) .. figure(content, div, fail) .. below .. script(path)
+  local styles = style(STYLE) .. style((path:gsub("%.js$", ".css")))
+  content = styles .. figure(content, div, fail) .. below .. script(path)
   return pandoc.Div(content, { class = "interactive-frame" })
 end

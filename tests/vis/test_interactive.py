@@ -422,7 +422,8 @@ def markup(module: str, data: str | None = None) -> str:
     return (
         '<!doctype html><html lang="en"><title>Test</title>'
         '<link rel="stylesheet" href="/theme/book.css">'
-        '<link rel="stylesheet" href="/vis/interactive.css"><main>'
+        '<link rel="stylesheet" href="/vis/interactive.css">'
+        f'<link rel="stylesheet" href="/vis/{module}.css"><main>'
         f'<div class="stage" data-module="{module}"><div class="still">A still</div>{script}</div>'
         f'<script type="module" src="/vis/{module}.js"></script></main>'
     )
