@@ -136,6 +136,18 @@ function showNotesOutsideTheirBlock() {
   }
 }
 
+// Copying -------------------------------------------------------------------------------------
+
+// What a quote needs to run stands unseen at the head of its code: a copy button takes it along.
+function putNeedsBeforeQuotes() {
+  for (const quote of document.querySelectorAll("main .code[data-before]")) {
+    const needs = document.createElement("span");
+    needs.style.display = "none";
+    needs.textContent = quote.dataset.before;
+    quote.querySelector("pre > code").prepend(needs);
+  }
+}
+
 // Search --------------------------------------------------------------------------------------
 
 const GLASS = '<svg class="aa-SubmitIcon" viewBox="0 0 16 16" width="20" height="20" fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" aria-hidden="true"><circle cx="7" cy="7" r="4.5"/><path d="m10.5 10.5 4 4"/></svg>';
@@ -248,6 +260,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 addToggles();
+putNeedsBeforeQuotes();
 nameLandmarks();
 searchOnDemand();
 document.querySelectorAll("[data-tip]").forEach(addTip);

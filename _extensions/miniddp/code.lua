@@ -1,6 +1,7 @@
 -- `.code`: quotes a symbol of the package, or a file, with annotations beside it.
 
 local import = ...
+local needs = import "needs"
 local project = import "project"
 local python = import "python"
 local split_lines = import("statements").split_lines
@@ -78,7 +79,8 @@ local function annotations(div, lines, path, fail)
       local line = annotated_line(lines, term, path, fail)
       local text = pandoc.utils.stringify(term)
       if taken[line] then fail(("`%s` is annotated twice"):format(text), text) end
-      if #definitions ~= 1 or #definitions[1] ~= 1 or not definitions[1][1].content then
+      local block = #definitions == 1 and #definitions[1] == 1 and definitions[1][1].t
+      if block ~= "Plain" and block ~= "Para" then
         fail(("the annotation of `%s` must be one paragraph"):format(text), text)
       end
       taken[line] = true
@@ -100,6 +102,7 @@ return function(div, fail)
   local path, name = target(div.attributes, fail)
   local lines = quoted_lines(path, name, div.attributes, fail)
   local notes = annotations(div, lines, path, fail)
+  local before = name and path:match("%.py$") and needs.of(project.read(path), path, name, table.concat(lines, "\n"))
   local definitions = {}
   for number, note in ipairs(notes) do
     lines[note.line] = ("%s  # <%d>"):format(lines[note.line], number)
@@ -109,5 +112,6 @@ return function(div, fail)
   local code = pandoc.CodeBlock(table.concat(lines, "\n"), { class = LANGUAGES[extension] or extension })
   local blocks = pandoc.Blocks { header(path), code }
   if #definitions > 0 then blocks:insert(pandoc.OrderedList(definitions)) end
-  return pandoc.Div(blocks, pandoc.Attr(div.identifier, { "code" }))
+  local attributes = before and before ~= "" and { before = before } or {}
+  return pandoc.Div(blocks, pandoc.Attr(div.identifier, { "code" }, attributes))
 end

@@ -46,7 +46,7 @@ local function docstring(found, position, lines)
 end
 
 -- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent, docstring = {first, last} }.
-local function definitions(text, lines)
+function M.definitions(text, lines)
   local found, list, open, decorator = statements(text, lines), {}, {}, nil
   for position, statement in ipairs(found) do
     while #open > 0 and open[#open].indent >= statement.indent do table.remove(open) end
@@ -104,7 +104,7 @@ end
 -- The names that can be quoted, in the order of the source.
 function M.names(text)
   local names, known = {}, {}
-  for _, definition in ipairs(definitions(text, split_lines(text))) do
+  for _, definition in ipairs(M.definitions(text, split_lines(text))) do
     if not definition.inside_function and not known[definition.path] then
       known[definition.path] = true
       table.insert(names, definition.path)
@@ -116,7 +116,7 @@ end
 -- The lines that define `path`, dedented; or nil and what is wrong.
 function M.quote(text, path, without_docstring)
   local lines, parts = split_lines(text), {}
-  for _, definition in ipairs(definitions(text, lines)) do
+  for _, definition in ipairs(M.definitions(text, lines)) do
     if definition.path == path then table.insert(parts, definition) end
   end
   if #parts == 0 then return nil, "no such symbol" end

@@ -100,6 +100,11 @@ FAILURES = {
         f'.code {SPLIT}: the annotation of `"""` must be one paragraph',
         LINE + 1,
     ),
+    "annotation that is a list": (
+        code(SPLIT, '`"""`', ": @eq-mean. The mean."),
+        f'.code {SPLIT}: the annotation of `"""` must be one paragraph',
+        LINE + 1,
+    ),
     "text in a quote": (
         code(SPLIT, "Some text."),
         f".code {SPLIT}: it may hold nothing but a definition list of annotations",

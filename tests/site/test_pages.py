@@ -175,11 +175,13 @@ def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
     blocks = [block for block in visible(page.locator("main pre.sourceCode"))
               if block.locator(".code-copy-button").count()]  # fmt: skip
     annotated = [block for block in blocks if block.locator(ANCHOR).count()]
-    for block in [*blocks[:1], *annotated[:1]]:
+    with_needs = visible(page.locator("main .code[data-before] pre"))
+    for block in [*blocks[:1], *annotated[:1], *with_needs[:1]]:
         block.hover()
         block.locator(".code-copy-button").click()
         copied = page.evaluate("navigator.clipboard.readText()")
-        assert copied.rstrip("\n") == block.evaluate(CODE_TEXT).rstrip("\n")
+        needs = block.evaluate("pre => pre.closest('.code')?.dataset.before ?? ''")
+        assert copied.rstrip("\n") == needs + block.evaluate(CODE_TEXT).rstrip("\n")
         assert copied.strip()
 
 

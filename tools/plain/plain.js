@@ -11,6 +11,7 @@
 
   const addCopyButton = (pre) => {
     const button = document.createElement("button");
+    const invitation = pre.closest("[data-before]") ? "Copy the code and what it needs" : "Copy the code";
     const name = (text, icon) => {
       button.innerHTML = icon;
       button.title = text;
@@ -18,7 +19,7 @@
     };
     button.type = "button";
     button.className = "code-copy-button";
-    name("Copy the code", COPY);
+    name(invitation, COPY);
     button.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(codeOf(pre));
@@ -26,7 +27,7 @@
       } catch {
         name("The browser did not allow copying", COPY);
       }
-      setTimeout(() => name("Copy the code", COPY), 2000);
+      setTimeout(() => name(invitation, COPY), 2000);
     });
     pre.append(button);
   };
