@@ -96,10 +96,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 @functools.cache
 def _is_importable(module: types.ModuleType) -> bool:
-    """Whether an entry of `sys.path` and the module's name lead to the module's file."""
-    if module.__name__ == "__main__" or not getattr(module, "__file__", None):
+    """Whether an entry of `sys.path` and the module's name lead to the module's file.
+
+    Compiled modules count as importable: their classes cannot be sent by value.
+    """
+    file = Path(getattr(module, "__file__", None) or "").resolve()
+    if module.__name__ == "__main__" or file.suffix != ".py":
         return True
-    file = Path(str(module.__file__)).resolve()
     path = file.parent if file.stem == "__init__" else file.with_suffix("")
     parts = tuple(module.__name__.split("."))
     roots = {Path(entry).resolve() for entry in sys.path}

@@ -297,6 +297,13 @@ def test_an_argument_that_cannot_be_pickled() -> None:
         run_ranks(fails_on_rank_1, 1, threading.Lock())
 
 
+def test_a_function_may_name_a_compiled_class() -> None:
+    def rank_of(rank: int, bucket: dist.GradBucket | None = None) -> int:
+        return rank
+
+    assert run_ranks(rank_of, 2, backend=None) == [0, 1]
+
+
 # Programs that launch
 
 UNGUARDED_PROGRAM = """
