@@ -489,10 +489,10 @@ assert unused["torch", False][0][1] < 7, "torch knows before backward that nothi
 # %% name="hooks"
 HOOKS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "allreduce": (allreduce_hook, lambda: None),
-    "fp16_compress": (fp16_compress_hook, lambda: None),
-    "bf16_compress": (bf16_compress_hook, lambda: None),
-    "powerSGD, rank 1": (powerSGD_hook, lambda: power_sgd(1)),
-    "powerSGD, rank 8": (powerSGD_hook, lambda: power_sgd(8)),
+    "fp16": (fp16_compress_hook, lambda: None),
+    "bf16": (bf16_compress_hook, lambda: None),
+    "PowerSGD 1": (powerSGD_hook, lambda: power_sgd(1)),
+    "PowerSGD 8": (powerSGD_hook, lambda: power_sgd(8)),
     "noop": (noop_hook, lambda: None),
 }
 PLAIN_PASSES, PASSES = 2, 16
@@ -553,11 +553,11 @@ table(
     align="lrrrl",
 )
 full = tried["allreduce"]
-for name in ("fp16_compress", "bf16_compress"):
+for name in ("fp16", "bf16"):
     assert abs(tried[name][0] / full[0] - 0.5) < 1e-6, "half the bytes"
     assert full[1] < tried[name][1] < 1e-2
 for rank in (1, 8):
-    mib, once, average, agree = tried[f"powerSGD, rank {rank}"]
+    mib, once, average, agree = tried[f"PowerSGD {rank}"]
     assert agree
     assert mib < full[0] / 4
     assert average < 0.8 * once, "what one pass leaves out comes later"
@@ -565,10 +565,10 @@ assert tried["noop"][0] == 0
 assert tried["noop"][1] > 0.1
 assert not tried["noop"][3]
 record(
-    power_rank1_share=full[0] / tried["powerSGD, rank 1"][0],
-    power_rank1_error=tried["powerSGD, rank 1"][1],
-    power_rank1_average=tried["powerSGD, rank 1"][2],
-    bf16_over_fp16=tried["bf16_compress"][1] / tried["fp16_compress"][1],
+    power_rank1_share=full[0] / tried["PowerSGD 1"][0],
+    power_rank1_error=tried["PowerSGD 1"][1],
+    power_rank1_average=tried["PowerSGD 1"][2],
+    bf16_over_fp16=tried["bf16"][1] / tried["fp16"][1],
     hook_passes=PASSES,
 )
 
