@@ -10,27 +10,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 Hook = Callable[[Any, Any], Future[Tensor]]
 
 
-def allreduce_hook(process_group: dist.ProcessGroup | None, bucket: Any) -> Future[Tensor]:
+def allreduce_hook(process_group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
     """The mean by all-reduce. Divides first, so that the sum cannot overflow fp16."""
     return _average(bucket.buffer(), process_group)
 
 
-def fp16_compress_hook(process_group: dist.ProcessGroup | None, bucket: Any) -> Future[Tensor]:
+def fp16_compress_hook(
+    process_group: dist.ProcessGroup | None, bucket: GradBucket
+) -> Future[Tensor]:
     """Send 2 bytes per element as float16: half of fp32's bytes, 11 significant bits."""
     return _compressed(torch.float16, process_group, bucket)
 
 
-def bf16_compress_hook(process_group: dist.ProcessGroup | None, bucket: Any) -> Future[Tensor]:
+def bf16_compress_hook(
+    process_group: dist.ProcessGroup | None, bucket: GradBucket
+) -> Future[Tensor]:
     """Send 2 bytes per element as bfloat16: fp32's range with 8 significant bits."""
     return _compressed(torch.bfloat16, process_group, bucket)
 
 
-def noop_hook(_: Any, bucket: Any) -> Future[Tensor]:
+def noop_hook(_: Any, bucket: GradBucket) -> Future[Tensor]:
     """Send nothing: every rank keeps its own gradient. For measuring what communication costs."""
     return _done(bucket.buffer())
 
@@ -130,7 +135,7 @@ class PowerSGDState:
         self.qs: dict[int, list[Tensor]] = {}
 
 
-def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Future[Tensor]:  # noqa: N802
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:  # noqa: N802
     """Send a low-rank approximation P·Qᵀ of every large matrix, and the rest as it is.
 
     The second all-reduce needs the result of the first, so the hook waits for both: the order of

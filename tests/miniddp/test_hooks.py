@@ -119,3 +119,22 @@ def test_power_sgd_refuses_what_cannot_work() -> None:
         hooks.PowerSGDState(None, start_powerSGD_iter=1)
     with pytest.raises(ValueError, match="matrix_approximation_rank must be at least 1, not 0"):
         hooks.PowerSGDState(None, matrix_approximation_rank=0)
+
+
+def with_torch(rank: int) -> list[torch.Tensor]:
+    """The gradients of torch's DDP under this package's hooks."""
+    found = []
+    for hook in (hooks.allreduce_hook, hooks.fp16_compress_hook, hooks.noop_hook):
+        ddp = nn.parallel.DistributedDataParallel(seeded(Mlp, 0))
+        ddp.register_comm_hook(None, hook)
+        x, y = part(rank, dist.get_world_size(), *joined(0, dist.get_world_size()))
+        F.cross_entropy(ddp(x), y).backward()
+        found.append(torch.cat([p.grad.flatten() for p in ddp.parameters()]).clone())
+    return found
+
+
+def test_torch_takes_these_hooks_too() -> None:
+    (mean, rounded, local), (other_mean, _, other_local) = run_ranks(with_torch, 2)
+    assert torch.equal(mean, other_mean)
+    torch.testing.assert_close(mean, (local + other_local) / 2)
+    torch.testing.assert_close(rounded, mean, rtol=1e-2, atol=1e-4)
