@@ -46,7 +46,7 @@ local function docstring(found, position, lines)
 end
 
 -- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent, docstring = {first, last} }.
-function M.definitions(text, lines)
+local function find_definitions(text, lines)
   local found, list, open, decorator = statements(text, lines), {}, {}, nil
   for position, statement in ipairs(found) do
     while #open > 0 and open[#open].indent >= statement.indent do table.remove(open) end
@@ -74,6 +74,13 @@ function M.definitions(text, lines)
     end
   end
   return list
+end
+
+local known = {} -- text of a file → its definitions: a page quotes the same files again and again
+
+function M.definitions(text, lines)
+  known[text] = known[text] or find_definitions(text, lines)
+  return known[text]
 end
 
 local function only_space_between(lines, first, last)
