@@ -128,8 +128,8 @@ def measure_ranks(world_size: int, size: str, batches: Sequence[int]) -> dict[in
 BATCHES = [1, 8, 16, 64, 256, 512]
 BUCKETS: dict[str, list[int]] = {}
 times = {
-    (2, "middle"): measure_ranks(2, "middle", BATCHES),
     (2, "small"): measure_ranks(2, "small", [1, 16, 256]),
+    (2, "middle"): measure_ranks(2, "middle", BATCHES),
     (2, "large"): measure_ranks(2, "large", [1, 16, 256]),
     (4, "middle"): measure_ranks(4, "middle", [1, 16, 256]),
 }
@@ -224,11 +224,11 @@ for (world_size, size), by_batch in times.items():
         row = by_batch[batch]
         guess = predicted(world_size, size, row)
         errors[world_size, size, batch] = error = guess.exposed / row.ddp - 1
-        span = f"{1e3 * guess.hidden:.1f} to {1e3 * guess.exposed:.1f}"
+        span = f"{1e3 * guess.hidden:.1f}–{1e3 * guess.exposed:.1f}"
         rows.append(
             [size, world_size, batch, span, f"{1e3 * row.ddp:.1f}", f"{100 * error:+.0f} %"]
         )
-table(rows, ["model", "N", "batch", "predicted", "measured", "error"], "lrrrrr")
+table(rows, ["P", "N", "b", "predicted", "measured", "error"], "rrrrrr")
 
 # %% name="compare-values"
 absolute = sorted(abs(error) for error in errors.values())
