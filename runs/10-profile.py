@@ -45,7 +45,7 @@ provenance(device=device(), world_size=[1, WORLD_SIZE], backend="gloo")
 pairs = load_mrpc(data_dir())
 rows = pairs[:]
 tokenizer = load_tokenizer(rows["sentence1"] + rows["sentence2"], SIZE, pretrained=False)
-encoded = encode(pairs.select(range(1024)), tokenizer, max_length=128)
+encoded = encode(pairs.select(range(min(1024, len(pairs)))), tokenizer, max_length=128)
 
 Batch = dict[str, Tensor]
 
