@@ -19,5 +19,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts = terminalreporter.config.stash.get(EXECUTED, None)
     if counts:
         terminalreporter.section("code on the pages")
-        for what, count in counts.items():
+        for what, count in (+counts).items():
             terminalreporter.line(f"{count:5} {what}")
