@@ -187,7 +187,8 @@ function build(data) {
     const say = (preset) => source.replaceChildren(...(!preset ? ["Your own number."]
       : preset.source ? [`${preset.rate} GB/s in one direction: `, html("a", { href: preset.source[1] }, preset.source[0]), `, ${preset.source[2]}.`]
         : preset.beta ? ["Fitted in the run below."]
-          : [`${preset.rate} GB/s per node: the rate in its name.`]), " ", note);
+          : [`${preset.rate} GB/s per node: the rate in its name.`]),
+      ` ${note}`, preset?.alpha === undefined ? " The latency is an assumption." : "");
     const select = html("select", {
       change: () => {
         const preset = presets[Number(select.value)];
@@ -223,8 +224,8 @@ function build(data) {
         draw();
       }),
       time, fromFlops),
-    linkFields("Within a node", within, start, inputs.intra, "The latency is an assumption."),
-    linkFields("Between nodes", BETWEEN, BETWEEN[2], inputs.inter, "The ranks of a node share it. The latency is an assumption."),
+    linkFields("Within a node", within, start, inputs.intra, ""),
+    linkFields("Between nodes", BETWEEN, BETWEEN[2], inputs.inter, "The ranks of a node share it."),
     html("div", { class: "group" },
       choice("Ranks per node", new Map([[1, "1"], [2, "2"], [4, "4"], [8, "8"]]), inputs.ranksPerNode, (value) => {
         const before = worldSize();
