@@ -292,7 +292,7 @@ broken = replace(straight, checkpoint=str(place / "broken"), resume="auto")
 try:
     miniddp.run_ranks(train_quietly, 2, broken, DEATH, timeout=300)
 except RanksFailed as error:
-    print(error.tracebacks[1].splitlines()[-1])
+    print(error.tracebacks[1].partition(";")[0])
 print("on the disk:", *sorted(path.name for path in (place / "broken").iterdir()))
 
 # %% name="resumed"
