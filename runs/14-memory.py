@@ -163,11 +163,10 @@ def held(trained: Trained) -> Memory:
 
 
 def hold(rank: int, method: Callable[[nn.Module], Trained], size: str) -> tuple[Memory, int]:
-    """What this rank holds after two steps, and what the GPU's allocator says, if there is one."""
+    """What this rank holds after a step, and what the GPU's allocator says, if there is one."""
     where = place_of(method)
     trained = method(build(size, where))
-    for i in range(2):
-        step(trained, own_batch(rank, i, where))
+    step(trained, own_batch(rank, 0, where))
     gc.collect()
     return held(trained), torch.cuda.memory_allocated() if where.type == "cuda" else 0
 
@@ -202,10 +201,9 @@ for size, (found, allocated) in zip(SIZES, of_sizes, strict=True):
     if on_gpu:
         line.append(f"{allocated / MB:.1f}")
     lines.append(line)
-    record(**{f"bytes_per_parameter_{size}": found.total / counts[size]})
 columns = ["model", "million parameters", "parameters", "gradients", "Adam", "sum", "predicted"]
 table(lines, columns + ["on the GPU"] * on_gpu, align="l" + "r" * (6 + on_gpu))
-record(size=SIZE, parameters=counts[SIZE], parameters_m=counts[SIZE] / MB, sequences=SEQUENCES)
+record(size=SIZE)
 
 # %% [markdown]
 # ## The bucket's copy
@@ -265,14 +263,6 @@ for name, (_, stage) in METHODS.items():
     line.append(f"{predicted.total / MB:.1f}")
     lines.append(line)
 table(lines, ["MB on the fullest rank", "1 rank", "2 ranks", "4 ranks", "4, predicted"])
-whole = measured["DDP", 4].total
-record(
-    ddp_mb=whole / MB,
-    zero1_mb=measured["ZeRO-1, ShardedOptimizer", 4].total / MB,
-    zero3_mb=measured["ZeRO-3, FullyShardedModule", 4].total / MB,
-    zero1_share=whole / measured["ZeRO-1, ShardedOptimizer", 4].total,
-    zero3_share=whole / measured["ZeRO-3, FullyShardedModule", 4].total,
-)
 
 # %% name="kinds"
 lines = []
