@@ -17,6 +17,7 @@ local about = import "about"
 local boxes = import "boxes"
 local citations = import "citations"
 local glossary = import "glossary"
+local name_headers = import "headers"
 local notebook = import "notebook"
 local place = import "place"
 local reading_time = import "reading_time"
@@ -55,7 +56,7 @@ function Pandoc(doc)
   local blocks = glossary.name_terms(doc.blocks)
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = blocks:walk { Div = replace_by(divs) }
-  doc.blocks = reading_time.insert(blocks, minutes)
+  doc.blocks = reading_time.insert(name_headers(blocks), minutes)
   return citations.with_references(doc)
 end
 

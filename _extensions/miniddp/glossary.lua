@@ -15,11 +15,24 @@ local function key_of(text) return (text:lower():gsub("%s+", " ")) end
 
 local function identifier(key) return "term-" .. key:gsub("%W+", "-") end
 
--- The first paragraph of a definition as plain text, with its recorded values filled in.
+-- A formula as text: N − 1 for `N-1`, (S)/(B) for `\frac{S}{B}`.
+local function formula_text(tex)
+  tex = tex:gsub("\\[dt]?frac(%b{})(%b{})", function(above, below)
+    return "(" .. above:sub(2, -2) .. ")/(" .. below:sub(2, -2) .. ")"
+  end)
+  local formula = pandoc.Pandoc { pandoc.Plain { pandoc.Math("InlineMath", tex) } }
+  local _, text = pandoc.log.silence(function() return pandoc.write(formula, "plain") end)
+  return (text:gsub("\u{2005}", " "):gsub("%s+$", ""))
+end
+
+-- The first paragraph of a definition as plain text, with its recorded values and formulas filled in.
 local function plain_text(definitions)
   local filled = citations.without(definitions[1][1]):walk {
     Span = function(span)
       if span.classes:includes("val") then return value(span, place.of(span, "val", GLOSSARY)) end
+    end,
+    Math = function(math)
+      return pandoc.Str(formula_text(math.text))
     end,
   }
   return stringify(filled)

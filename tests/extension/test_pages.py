@@ -241,11 +241,16 @@ def test_terms_of_a_written_page_are_linked(render, book, text, links):
     assert "#term-" not in plain
 
 
+def test_a_tooltip_shows_formulas_as_text(render, book):
+    (book / "chapters/glossary.qmd").write_text("rank\n: One of $2^N-1$.\n", encoding="utf-8")
+    assert 'data-tip="One of 2^(N) − 1."' in render(PAGE, "A [rank]{.term}.\n").stdout
+
+
 def test_versions_are_those_of_the_recordings(render, book):
     html = render(PAGE, "::: {.versions}\n:::\n").stdout
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
-    assert cells[0] == ["", "CPU recordings", "GPU recordings"]
+    assert cells[0][1:] == ["CPU recordings", "GPU recordings"]
     found = {name: rest for name, *rest in cells[1:]}
     assert found["Device"][0] == "2-core AMD EPYC"
     assert found["torch"] == ["2.13.0", "2.13.0"]
@@ -298,3 +303,25 @@ def test_a_document_of_the_repository(render, book):
     assert "Changes</h1>" not in html
     done = render(PAGE, '::: {.document file="GONE.md"}\n:::\n')
     assert done.stderr == f'{PAGE}:1: .document file="GONE.md": no such file: GONE.md\n'
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        ("| | a | |", ["Row", "a", "Column 3"]),
+        ("| a | b | c |", ["a", "b", "c"]),
+        ("| $x$ | `b` | |", [None, "<code>b</code>", "Column 3"]),
+    ],
+)
+def test_every_header_of_a_table_has_a_name(render, head, names):
+    html = render(PAGE, f"{head}\n|---|---|---|\n| 1 | | 3 |\n").stdout
+    cells = re.findall(r"<th>(.*?)</th>", html)
+    hidden = '<span class="visually-hidden">{}</span>'
+    for cell, name in zip(cells, names, strict=True):
+        assert name is None or cell in (name, hidden.format(name))
+    assert "visually-hidden" not in html.split("<tbody>")[1]
+
+
+def test_a_table_without_headers_gets_none(render):
+    html = render(PAGE, "| | |\n|---|---|\n| 1 | 2 |\n").stdout
+    assert "visually-hidden" not in html

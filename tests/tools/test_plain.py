@@ -161,6 +161,11 @@ def test_annotations_are_taken_out_of_the_code(book: Book) -> None:
     assert 'data-code-lines="3" data-code-annotation="2"> See <a href="#fig-a"' in html
 
 
+def test_formulas_of_a_note_are_readable_in_its_tooltip(book: Book) -> None:
+    html = book.page("```python\na = 1  # <1>\n```\n\n1. Sends $2(N-1)/N$ of $\\frac{S}{B}$.\n")
+    assert 'data-tip="Sends 2(N − 1)/N of (S)/(B)."' in html
+
+
 def test_a_list_after_ordinary_code_stays_a_list(book: Book) -> None:
     html = book.page("```python\na = 1  # a comment\n```\n\n1. One.\n")
     assert "code-annotation" not in html

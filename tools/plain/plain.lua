@@ -190,12 +190,25 @@ local function with_citations(doc)
   return next(known) and pandoc.utils.citeproc(doc) or doc
 end
 
+-- A formula as text: N − 1 for `N-1`, (S)/(B) for `\frac{S}{B}`.
+local function formula_text(tex)
+  tex = tex:gsub("\\[dt]?frac(%b{})(%b{})", function(above, below)
+    return "(" .. above:sub(2, -2) .. ")/(" .. below:sub(2, -2) .. ")"
+  end)
+  local formula = pandoc.Pandoc { pandoc.Plain { pandoc.Math("InlineMath", tex) } }
+  local _, text = pandoc.log.silence(function() return pandoc.write(formula, "plain") end)
+  return (text:gsub("\u{2005}", " "):gsub("%s+$", ""))
+end
+
 -- Blocks as plain text, for a tooltip.
 local function plain_text(blocks)
   return pandoc.utils.stringify(pandoc.Blocks(blocks):walk {
     RawInline = function(inline)
       local words, count = inline.text:gsub(LINK_PATTERN, WORDS:format("%1", "%2"))
       return count > 0 and pandoc.Str(words) or nil
+    end,
+    Math = function(math)
+      return pandoc.Str(formula_text(math.text))
     end,
   })
 end
