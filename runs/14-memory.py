@@ -7,6 +7,7 @@
 
 # %% name="setup"
 import gc
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -282,7 +283,7 @@ for stage in (1, 2, 3):
         ratios.append(each.total * 7 * 10**9 / sharded)
     lines.append([f"ZeRO-{stage}", *(f"{ratio:.2f}" for ratio in ratios)])
     assert ratios == sorted(ratios)
-table(lines, ["DDP's memory over that of", *(f"N = {n}" for n in SHOWN)])
+table(lines, ["DDP's memory over that of, N =", *map(str, SHOWN)])
 
 # %% name="savings-figure"
 sizes = [2**i for i in range(7)]
@@ -294,7 +295,13 @@ for stage, dashes in enumerate(("-", "--", "-.", ":")):
         [total / counts[SIZE] for total in sums],
         dashes,
         color=FOREGROUND if stage else MUTED,
-        label=f"ZeRO-{stage}" if stage else "DDP",
+    )
+    axes.annotate(
+        f"ZeRO-{stage}" if stage else "DDP",
+        (sizes[-1], sums[-1] / counts[SIZE]),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="center",
     )
 for (name, world_size), found in measured.items():
     if "torch" not in name and "fully_shard" not in name:
@@ -302,7 +309,6 @@ for (name, world_size), found in measured.items():
 axes.set(xlabel="ranks", ylabel="bytes per parameter", ylim=(0, 17))
 axes.set_xscale("log", base=2)
 axes.set_xticks(sizes, [str(n) for n in sizes])
-axes.legend(loc="center right")
 figure(fig)
 
 # %% [markdown]
@@ -667,7 +673,7 @@ def schedule(rank: int) -> None:
             torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
             print(f"{name}: accepted")
         except (ValueError, KeyError) as error:
-            print(f"{name}: {type(error).__name__}: {error}")
+            print(textwrap.fill(f"{name}: {type(error).__name__}: {error}", 72))
 
 
 scheduled = miniddp.run_ranks(schedule, 2)
