@@ -81,8 +81,7 @@ def main(arguments: list[str]) -> int:
             if message:
                 problems.append(f"{name}, line {line}: {message}")
     if "--unused" in arguments:
-        lowered = {word.lower() for word in seen}
-        print("\n".join(sorted(word for word in known if word.lower() not in lowered)))
+        print("\n".join(sorted(known - {form for word in seen for form in forms(word)})))
         return 0
     for each in problems:
         print(f"error: {each}")
@@ -164,11 +163,17 @@ def markdown_cells(source: str) -> Iterator[tuple[int, str]]:
             yield number, line[1:]
 
 
-def problem(word: str, dictionary: Hunspell, known: set[str]) -> str | None:
+def forms(word: str) -> set[str]:
+    """What may stand for the word in the list: without its ending, and in lower case."""
     stem = word.removesuffix("'s").removesuffix("'")
     singular = {stem, stem.removesuffix("s"), stem.removesuffix("es")}
-    if singular & known or {form.lower() for form in singular} & known:
+    return singular | {form.lower() for form in singular}
+
+
+def problem(word: str, dictionary: Hunspell, known: set[str]) -> str | None:
+    if forms(word) & known:
         return None
+    stem = word.removesuffix("'s").removesuffix("'")
     british = changed(stem, BRITISH)
     if british and not ALWAYS_Z.match(stem) and dictionary.spell(stem):
         return f"{word!r}: the book is British, it writes {british!r}"
