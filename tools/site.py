@@ -26,8 +26,8 @@ NO_QUARTO = VENV / "quarto-unavailable"  # why the installation failed; `make cl
 QUARTO = "quarto-cli==1.7.34"
 QUARTO_SECONDS = 90
 PLAIN = ["pypandoc_binary>=1.14", "pyyaml>=6"]
-WATCHED = ("_quarto.yml", "*.qmd", "chapters", "runs", "src", "vis", "theme", "exercises", "tools",
-           "_extensions")  # fmt: skip
+WATCHED = ("_quarto.yml", "*.qmd", "*.bib", "*.md", "*.cff", "chapters", "runs", "src", "vis",
+           "theme", "exercises", "tools", "tests/parity.json", "_extensions")  # fmt: skip
 
 
 say = functools.partial(print, flush=True)  # in order with what the tools print
