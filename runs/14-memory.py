@@ -44,7 +44,7 @@ provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
 pairs = load_mrpc(data_dir())
 rows = pairs[:]
 tokenizer = load_tokenizer(rows["sentence1"] + rows["sentence2"], "tiny", pretrained=False)
-encoded = encode(pairs.select(range(512)), tokenizer, max_length=64)
+encoded = encode(pairs.select(range(min(512, len(pairs)))), tokenizer, max_length=64)
 
 
 def batch_of(start: int, sequences: int, where: torch.device) -> dict[str, Tensor]:
