@@ -467,6 +467,11 @@ def lanes(trace: Trace) -> dict[str, list[tuple[float, float]]]:
     return {"work": union(kernels or operators), "messages": union(messages)}
 
 
+def without_gaps(spans: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """The intervals, with gaps filled that nobody would see in the figure."""
+    return [(start, end - gap) for start, end in union((s, e + gap) for s, e in spans)]
+
+
 def draw_step(axes: plt.Axes, traces: Sequence[Trace], number: int) -> None:
     places, names = [], []
     longest = 0.0
@@ -481,7 +486,8 @@ def draw_step(axes: plt.Axes, traces: Sequence[Trace], number: int) -> None:
             if name == "regions":
                 spans = [(span, label) for label in NAMES for span in regions.get(label, [])]
             else:
-                spans = [(span, "") for span in lanes(trace)[name]]
+                hidden = (step.end - step.start) / 300
+                spans = [(span, "") for span in without_gaps(lanes(trace)[name], hidden)]
             for (start, end), label in spans:
                 if not step.start <= start < step.end:
                     continue
