@@ -46,7 +46,7 @@ export const svg = (tag, attributes = {}, ...children) =>
 
 /** The round badge of a rank, with its number in it. */
 export const badge = (rank) =>
-  html("span", { class: "badge", style: { "--rank": colourOf(rank) } }, String(rank));
+  html("span", { class: "rank-badge", style: { "--rank": colourOf(rank) } }, String(rank));
 
 // Controls ------------------------------------------------------------------------------------
 

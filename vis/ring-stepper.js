@@ -77,14 +77,14 @@ function build() {
 
   // The table -----------------------------------------------------------------------------------
 
-  const grid = html("div", { class: "grid" });
+  const board = html("div", { class: "board" });
   let cells;
 
   function layOut() {
     const ranks = [...Array(n).keys()];
     cells = ranks.map((rank) => ranks.map(() => html("td", { style: { "--rank": colourOf(rank) } })));
-    grid.replaceChildren(
-      html("div", { class: "return", "aria-hidden": "true" }),
+    board.replaceChildren(
+      html("div", { class: "way-back", "aria-hidden": "true" }),
       html("table", {},
         html("caption", { class: "visually-hidden" }, "What each rank holds of each chunk"),
         html("thead", {}, html("tr", {}, html("td", {}),
@@ -93,7 +93,7 @@ function build() {
           html("th", { scope: "row" }, html("span", {}, "chunk "), String(chunk)),
           ranks.map((rank) => cells[rank][chunk]))))),
       html("div", { class: "air", "aria-hidden": "true" }));
-    grid.style.setProperty("--n", n);
+    board.style.setProperty("--n", n);
     widget.dataset.ranks = n;
   }
 
@@ -135,7 +135,7 @@ function build() {
   // Every chunk that is sent flies to the right; the last rank's leaves on one side and comes in
   // on the other.
   function fly(from, moves) {
-    const air = grid.querySelector(".air");
+    const air = board.querySelector(".air");
     const frame = air.getBoundingClientRect();
     const flight = (rank, chunk, dx, at) => {
       const box = cells[rank][chunk].firstChild.getBoundingClientRect();
@@ -160,7 +160,7 @@ function build() {
   function land() {
     for (const each of flights) each.cancel();
     flights = [];
-    grid.querySelector(".air").replaceChildren();
+    board.querySelector(".air").replaceChildren();
     for (const cell of cells.flat()) cell.classList.remove("sending");
   }
 
@@ -288,10 +288,10 @@ function build() {
         land();
         fillCells();
       })),
-    html("div", { class: "picture" }, title, grid),
+    html("div", { class: "picture" }, title, board),
     html("div", { class: "said" }, words, meter, sent),
     html("div", { class: "controls" }, html("div", { class: "buttons" }, Object.values(buttons)), place));
-  grid.append(html("div", { class: "air" }));
+  board.append(html("div", { class: "air" }));
   cells = [[]];
   restart(n);
   return widget;

@@ -87,7 +87,7 @@ function build() {
   let tiles = new Map(); // by sample and whether it is read again
 
   const strip = html("ol", { class: "strip", "aria-label": "The order of the epoch" });
-  const rows = html("div", { class: "rows" });
+  const rows = html("div", { class: "readers" });
   const says = html("p", { class: "says", role: "status" });
   const code = html("code");
 
@@ -111,7 +111,7 @@ function build() {
       ...dropped.map((sample) => html("li", { class: "tile dropped", "data-sample": sample },
         String(sample), html("span", { class: "visually-hidden" }, " (left out)"))));
     tiles = new Map();
-    rows.replaceChildren(...ranks.map((mine, rank) => html("div", { class: "row", style: { "--rank": colourOf(rank) } },
+    rows.replaceChildren(...ranks.map((mine, rank) => html("div", { class: "reader", style: { "--rank": colourOf(rank) } },
       html("span", { class: "who" }, html("span", { class: "visually-hidden" }, "rank "), badge(rank)),
       html("ol", { "aria-label": `rank ${rank} reads` }, mine.map((entry) => {
         const made = tile(entry, rank);

@@ -11,6 +11,22 @@ PAGE = "chapters/02-moving.html"
 MODULES = ["ring-stepper", "shard-explorer", "bucket-timeline", "scaling-calculator"]
 SAMPLES = [name for name in BUILDS if name.startswith("sample")]
 
+LAID_OUT = """() => {
+    const wrong = [], box = element => element.getBoundingClientRect();
+    for (const widget of document.querySelectorAll(".widget")) {
+        const frame = box(widget);
+        if (getComputedStyle(widget).textAlign !== "start") wrong.push("aligned to the middle");
+        for (const wide of widget.querySelectorAll(".board table, .readers, .lanes, .curve svg"))
+            if (box(wide).width < 0.9 * frame.width) wrong.push(wide.outerHTML.slice(0, 80));
+        const cells = [...widget.querySelectorAll(".board tbody tr:first-child td")].map(box);
+        if (cells.some((cell, i) => i && (cell.left < cells[i - 1].right - 1 || cell.width < 60)))
+            wrong.push("the ranks do not stand side by side");
+        for (const badge of [...widget.querySelectorAll(".rank-badge")].map(box))
+            if (badge.width > 40 || badge.height > 40) wrong.push("a badge is too large");
+    }
+    return wrong;
+}"""
+
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -33,6 +49,8 @@ def test_every_diagram_moves(
         assert controls.evaluate("e => getComputedStyle(e).backgroundColor") == (
             "rgb(246, 248, 250)" if scheme == "light" else "rgb(27, 32, 39)"
         )
+    # Nothing of the page's frame gets hold of what is inside.
+    assert page.evaluate(LAID_OUT) == []
     assert problems == []
     context.close()
 

@@ -543,7 +543,7 @@ def test_the_explorer_follows_its_controls(page: Page) -> None:
     def shown() -> list[list[int]]:
         return [[int(tile) for tile in page.evaluate(
             "row => [...row.querySelectorAll('li')].map(tile => tile.firstChild.data)",
-            row.element_handle())] for row in page.locator(".row").all()]  # fmt: skip
+            row.element_handle())] for row in page.locator(".reader").all()]  # fmt: skip
 
     def sampled(length: int, ranks: int, epoch: int, **options: Any) -> list[list[int]]:
         found = []
@@ -554,7 +554,7 @@ def test_the_explorer_follows_its_controls(page: Page) -> None:
         return found
 
     assert shown() == sampled(10, 4, 0)
-    assert page.locator(".row .again").count() == 2
+    assert page.locator(".reader .again").count() == 2
     page.get_by_role("button", name="Next epoch").click()
     assert shown() == sampled(10, 4, 1)
     page.get_by_label("Seed").fill("7")
