@@ -73,7 +73,7 @@ fig, axes = plt.subplots()
 axes.plot(one.losses, label=f"1 process, batches of {JOINED_BATCH}", linewidth=4, alpha=0.45)
 axes.plot(two.losses, label=f"2 ranks, batches of {JOINED_BATCH // 2}", linewidth=1.5)
 axes.set(xlabel="step", ylabel="mean loss of the joined batch")
-axes.legend()
+fig.legend(loc="outside upper left")
 figure(fig)
 
 # %% name="loss-values"
