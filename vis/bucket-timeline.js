@@ -44,6 +44,9 @@ export function tick(end, most) {
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => end / step <= most);
 }
 
+// A long name breaks behind a dot.
+const breakable = (name) => name.split(/(?<=\.)/).flatMap((part, i) => (i ? [html("wbr"), part] : [part]));
+
 function build(timeline) {
   let rank = 0;
   let after = false;
@@ -108,7 +111,7 @@ function build(timeline) {
           ["sent", row.launched, row.launched - row.ready > 5e-5 ? `${seconds(row.launched - row.ready)} after it was ready` : "at once"],
           ["averaged", row.done, `${seconds(row.done - row.launched)} on its way`],
         ].map(([what, when, note]) => html("div", {}, html("dt", {}, what), html("dd", {}, seconds(when)), note && html("dd", { class: "note" }, note)))),
-      html("p", { class: "names" }, ...names.slice(0, 8).flatMap((name) => [html("code", {}, name), " "]),
+      html("p", { class: "names" }, ...names.slice(0, 8).flatMap((name) => [html("code", {}, breakable(name)), " "]),
         names.length > 8 && `and ${names.length - 8} more`),
     );
   }

@@ -195,7 +195,7 @@ function build() {
       html("strong", {}, `${now}\u00a0×\u00a0S/${n} = ${times(sentAfter(now, n))}\u00a0S`),
       now === last
         ? `, the whole of 2\u00a0(N\u00a0−\u00a01)/N\u00a0·\u00a0S.`
-        : ` of 2\u00a0(N\u00a0−\u00a01)/N\u00a0·\u00a0S\u00a0=\u00a0${times(sentAfter(last, n))} S.`);
+        : ` of 2\u00a0(N\u00a0−\u00a01)/N\u00a0·\u00a0S = ${times(sentAfter(last, n))}\u00a0S.`);
   }
 
   // Moving through it ---------------------------------------------------------------------------

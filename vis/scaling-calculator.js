@@ -289,7 +289,8 @@ function build(data) {
       class: name, style: { left: `${(100 * from) / whole}%`, width: `${(100 * (till - from)) / whole}%` },
     }, text);
     const forward = begin - inputs.compute * FORWARD;
-    const wide = (from, till, text) => ((till - from) / whole > 0.14 ? text : "");
+    const pixels = (lanes.clientWidth - 80) / whole; // per second
+    const wide = (from, till, text) => ((till - from) * pixels > 8 * text.length ? text : "");
     const bars = now.starts.length <= 300 ? now.starts.map((start, i) => [start, now.ends[i]]) : [[now.starts[0], now.ends.at(-1)]];
     lanes.replaceChildren(
       html("div", { class: "lane" }, html("span", { class: "name" }, "compute"), html("div", { class: "track" },
@@ -302,7 +303,7 @@ function build(data) {
   }
 
   function showCurve(all, n) {
-    const width = Math.max(280, curve.clientWidth || 700);
+    const width = Math.max(240, curve.clientWidth || 700);
     const height = 250;
     const [left, right, top, bottom] = [46, width - 24, 12, height - 34];
     const most = Math.log2(all.at(-1)[0]) || 1;
@@ -328,7 +329,7 @@ function build(data) {
       label({ x: right + 12, y: height - 3, "text-anchor": "end" }, "ranks"),
       label({ x: left + 8, y: top + 10 }, "speed-up"),
       node > 1 && svg("path", { class: "node", d: `M${x(node)} ${top}V${bottom}` }),
-      node > 1 && node < all.at(-1)[0] && label({ x: x(node) + 6, y: top + 26 }, "more than one node"),
+      node > 1 && width > 480 && label({ x: x(node) + 6, y: top + 26 }, "more than one node"),
       svg("path", { class: "ideal", d: line([[1, 1], [all.at(-1)[0], all.at(-1)[0]]]) }),
       svg("path", { class: "reached", d: line(all.map(([size, each]) => [size, each.speedup])) }),
       all.filter(([size], i) => size > 1 && (all.length - 1 - i) % every === 0).map(([size, each]) =>
