@@ -1,5 +1,6 @@
 """runs/book.py: what it displays in a notebook and prints in a script."""
 
+import json
 import os
 import re
 import subprocess
@@ -168,3 +169,79 @@ def test_a_run_is_also_a_plain_script(tmp_path):
     )
     assert result.stdout == "cpu: 1 rank\nx = 2\nrank 0 | hello\n"
     assert result.returncode == 0
+
+
+def recorded(start=0.0, steps=2):
+    """What one rank's `Timeline` holds of some backward passes with two buckets."""
+    events, marks = [], []
+    for step in range(1, steps + 1):
+        begin = start + step
+        marks.append({"name": "backward", "time": begin})
+        events += [
+            {"step": step, "bucket": 1, "bytes": 30, "ready": begin + 0.3, "launched": begin + 0.3,
+             "done": begin + 0.5},
+            {"step": step, "bucket": 0, "bytes": 10, "ready": begin + 0.1, "launched": begin + 0.2,
+             "done": begin + 0.25},
+        ]  # fmt: skip
+        marks.append({"name": "end", "time": begin + 0.6})
+    return {"events": events, "marks": marks}
+
+
+NAMES = [["2.weight"], ["1.weight", "0.weight"]]
+
+
+def test_timeline_shows_one_pass_from_the_begin_of_backward(shown):
+    book.timeline([recorded(), json.dumps(recorded(start=7.0))], NAMES)
+    assert shown[0][book.TIMELINE] == {
+        "step": 2,
+        "buckets": [
+            {"bytes": 10, "parameters": ["2.weight"]},
+            {"bytes": 30, "parameters": ["1.weight", "0.weight"]},
+        ],
+        "ranks": [
+            {"end": 0.6, "ready": [0.1, 0.3], "launched": [0.2, 0.3], "done": [0.25, 0.5]},
+            {"end": 0.6, "ready": [0.1, 0.3], "launched": [0.2, 0.3], "done": [0.25, 0.5]},
+        ],
+    }
+    first = "rank 0 | bucket 0: 10 bytes, ready 100.00 ms, launched 200.00 ms, done 250.00 ms"
+    assert shown[0]["text/plain"].splitlines()[0] == first
+
+
+def test_timeline_of_a_chosen_step(shown):
+    book.timeline([recorded()], NAMES, step=1)
+    assert shown[0][book.TIMELINE]["step"] == 1
+
+
+def test_timeline_takes_what_a_timeline_gives(shown):
+    class Timeline:
+        def to_json(self):
+            return json.dumps(recorded())
+
+    book.timeline([Timeline()], NAMES)
+    assert shown[0][book.TIMELINE]["ranks"][0]["end"] == 0.6
+
+
+def without(name, where="events"):
+    data = recorded()
+    if where == "marks":
+        data["marks"] = [mark for mark in data["marks"] if mark["name"] != name]
+    else:
+        del data["events"][-1][name]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("recordings", "names", "step", "message"),
+    [
+        ([], NAMES, None, "every rank must have the same buckets"),
+        ([recorded()], NAMES[:1], None, "names for 1 buckets, expected 2"),
+        ([recorded()], NAMES, 5, r"the timeline of rank 0 has no step 5 \(it has: \[1, 2\]\)"),
+        ([recorded(), without("done")], NAMES, None, "bucket 0 of rank 1 was never done"),
+        ([without("end", "marks")], NAMES, None, "does not say when step 2 began and ended"),
+        ([without("backward", "marks")], NAMES, None, 'call note\\("backward"\\) before'),
+        ([{"events": [], "marks": []}], NAMES, None, "has no step None"),
+    ],
+)
+def test_bad_timelines_are_refused(recordings, names, step, message):
+    with pytest.raises(ValueError, match=message):
+        book.timeline(recordings, names, step)
