@@ -55,6 +55,16 @@ def test_nothing_is_asked_of_another_host(visit: Visit) -> None:
     assert [url for url in visit.requests if urlsplit(url).netloc not in (own, "")] == []
 
 
+def test_a_page_keeps_to_its_weight(visit: Visit) -> None:
+    """All that a browser loads for it, uncompressed. A stock Quarto page weighs 1,649 KB."""
+    sizes = visit.page.evaluate(
+        """() => Object.fromEntries(["navigation", "resource"]
+            .flatMap(kind => performance.getEntriesByType(kind))
+            .map(entry => [entry.name, entry.decodedBodySize]))"""
+    )
+    assert sum(sizes.values()) <= 700_000, sorted(sizes.items(), key=lambda item: -item[1])[:4]
+
+
 def test_the_console_is_silent(visit: Visit) -> None:
     assert visit.complaints == []
 
