@@ -260,19 +260,19 @@ FAILURES = {
         'its output is a timeline: say what it shows with fig-alt="…"',
     ),
     "timeline that is not complete": (
-        interactive('src="vis/line.js" run="04-line" cell="uneven" fig-alt="Two."'),
-        '.interactive cell="uneven" run="04-line" src="vis/line.js": '
+        interactive('src="vis/line.js" run="05-wrong" cell="uneven" fig-alt="Two."'),
+        '.interactive cell="uneven" run="05-wrong" src="vis/line.js": '
         "the timeline does not say when each bucket of rank 1 was done",
     ),
     "timeline without buckets": (
-        interactive('src="vis/line.js" run="04-line" cell="empty" fig-alt="None."'),
-        '.interactive cell="empty" run="04-line" src="vis/line.js": '
+        interactive('src="vis/line.js" run="05-wrong" cell="empty" fig-alt="None."'),
+        '.interactive cell="empty" run="05-wrong" src="vis/line.js": '
         "the timeline has no ranks or no buckets",
     ),
     "cell without anything for a script": (
-        interactive('src="vis/still.js" run="04-line" cell="silent"'),
-        '.interactive cell="silent" run="04-line" src="vis/still.js": '
-        "the cell has neither a timeline nor values in runs/04-line.cpu.ipynb",
+        interactive('src="vis/still.js" run="05-wrong" cell="silent"'),
+        '.interactive cell="silent" run="05-wrong" src="vis/still.js": '
+        "the cell has neither a timeline nor values in runs/05-wrong.cpu.ipynb",
     ),
     "notebook of an unknown run": (
         '::: {.notebook name="9-no"}\n:::',

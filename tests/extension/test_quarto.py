@@ -22,7 +22,8 @@ book:
   title: Fixture
   repo-url: https://example.org/fixture
   chapters: [index.qmd, {chapters}]
-  appendices: [chapters/glossary.qmd, chapters/runs.qmd, runs/01-demo.qmd, runs/02-cpu.qmd]
+  appendices: [chapters/glossary.qmd, chapters/runs.qmd, runs/01-demo.qmd, runs/02-cpu.qmd,
+    runs/04-line.qmd]
 filters: [{at: pre-ast, path: _extensions/miniddp/book.lua}]
 format: {html: {code-annotations: hover}}
 """
