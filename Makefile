@@ -87,8 +87,8 @@ reference: $(READY) ## write the book's API reference from the docstrings of src
 	@$(BIN)/python tools/reference.py
 
 bench: $(READY) ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
-	@$(BIN)/python -m miniddp.bench_ddp
-	@$(BIN)/python -m miniddp.bench_ring
+	@$(BIN)/python -m instruments.bench_ddp
+	@$(BIN)/python -m instruments.bench_ring
 
 clean: ## remove what was built and what tests left behind
 	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage

@@ -10,7 +10,7 @@ nothing else. `late_rank` says which rank the others wait for.
 
 from collections.abc import Sequence
 
-from miniddp.trace import Trace
+from instruments.trace import Trace
 
 Interval = tuple[float, float]
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from harness import load
 
+from instruments.profiling import Profiler, Schedule
+from instruments.trace import Trace, read_trace
 from miniddp import run_ranks
-from miniddp.profiling import Profiler, Schedule
-from miniddp.trace import Trace, read_trace
 
 exercise = load("10_profile")
 

@@ -5,8 +5,8 @@ import random
 import pytest
 from harness import load
 
-from miniddp.cost import Link, ring_all_reduce_seconds
-from miniddp.overlap import overlap, ready_times
+from instruments.cost import Link, ring_all_reduce_seconds
+from instruments.overlap import overlap, ready_times
 
 exercise = load("11_scaling")
 MEGABYTE = 10**6

@@ -18,8 +18,8 @@ from torch.distributed import ReduceOp
 
 import miniddp
 from book import MUTED, RANK_COLORS, figure, provenance, record, show_ranks, table
+from instruments.bench_ring import Timing, bench, fit, ratio, slowest
 from miniddp import ring
-from miniddp.bench_ring import Timing, bench, fit, ratio, slowest
 from miniddp.process import device
 
 TIMED = (2, 4)  # ranks

@@ -35,6 +35,8 @@ from book import (
     table,
     timeline,
 )
+from instruments.overlap import overlap, ready_times
+from instruments.timeline import Timeline
 from miniddp.bucket import MIB, plan_buckets
 from miniddp.data import collate, encode, load_mrpc
 from miniddp.hooks import (
@@ -46,9 +48,7 @@ from miniddp.hooks import (
     powerSGD_hook,
 )
 from miniddp.model import load_model, load_tokenizer
-from miniddp.overlap import overlap, ready_times
 from miniddp.process import device
-from miniddp.timeline import Timeline
 
 provenance(device=device(), world_size=2, backend="gloo")
 warnings.filterwarnings("ignore")

@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 import miniddp
 from book import data_dir, figure, provenance, record, table
+from instruments.clock import clock
 from miniddp import SimpleDDP
 from miniddp.batches import batches, build_data, build_loader
-from miniddp.clock import clock
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model
 from miniddp.process import device

@@ -27,14 +27,20 @@ from torch.profiler import ProfilerActivity, profile
 
 import miniddp
 from book import RANK_COLORS, data_dir, figure, provenance, record, table
-from miniddp.breakdown import GPU_CATEGORIES, Breakdown, break_down, operator_families, region_spans
+from instruments.breakdown import (
+    GPU_CATEGORIES,
+    Breakdown,
+    break_down,
+    operator_families,
+    region_spans,
+)
+from instruments.flops import training_flops
+from instruments.intervals import union
+from instruments.profiling import Profiler, Schedule, region
+from instruments.trace import Trace, read_trace
 from miniddp.data import collate, encode, load_mrpc
-from miniddp.flops import training_flops
-from miniddp.intervals import union
 from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
-from miniddp.profiling import Profiler, Schedule, region
-from miniddp.trace import Trace, read_trace
 from miniddp.training_step import TrainingStep
 
 warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # see acc_events below
@@ -67,8 +73,8 @@ print(f"model {SIZE}, {PAIRS_PER_RANK} pairs per rank")
 # ## A training loop with a profiler
 #
 # Two ranks train 13 steps; the schedule of the book records the last five. Each rank writes a
-# trace, and `miniddp.breakdown` makes a table of it. A rank can be told to be slow: it then sleeps
-# while it loads its batch.
+# trace, and `instruments.breakdown` makes a table of it. A rank can be told to be slow: it then
+# sleeps while it loads its batch.
 
 # %% name="profiled-training"
 STEPS = 13

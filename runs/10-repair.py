@@ -29,14 +29,14 @@ from torch import Tensor, nn
 
 import miniddp
 from book import FOREGROUND, LINE, data_dir, figure, provenance, record, table
-from miniddp.breakdown import Breakdown, break_down
-from miniddp.clock import clock
+from instruments.breakdown import Breakdown, break_down
+from instruments.clock import clock
+from instruments.flops import measured_peak_flops, peak_flops, training_flops, utilisation
+from instruments.profiling import Profiler, Schedule, region
+from instruments.trace import Trace, read_trace
 from miniddp.data import encode, load_mrpc
-from miniddp.flops import measured_peak_flops, peak_flops, training_flops, utilisation
 from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
-from miniddp.profiling import Profiler, Schedule, region
-from miniddp.trace import Trace, read_trace
 
 on_gpu = device().type == "cuda"
 SIZE = "360m" if on_gpu else "tiny"

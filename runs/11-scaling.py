@@ -23,16 +23,17 @@ from torch.nn.functional import cross_entropy
 
 import miniddp
 from book import FOREGROUND, LINE, MUTED, figure, provenance, record, table
-from miniddp import DistributedDataParallel, bench_ring
-from miniddp.cost import Link, ring_all_reduce_seconds
-from miniddp.flops import peak_flops
-from miniddp.learning_rate import linear_scaling, square_root_scaling, warmup
-from miniddp.overlap import (
+from instruments import bench_ring
+from instruments.cost import Link, ring_all_reduce_seconds
+from instruments.flops import peak_flops
+from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
+from instruments.overlap import (
     overlap,
     ready_times,
     scaling_efficiency,
     smallest_batch_per_rank,
 )
+from miniddp import DistributedDataParallel
 
 provenance(device="cpu", world_size=[1, 2, 4], backend="gloo")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

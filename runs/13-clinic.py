@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import miniddp
 from book import provenance, record, show_ranks, table
-from miniddp.clock import clock
+from instruments.clock import clock
 from miniddp.launch import RanksFailed, RanksTimedOut
 from miniddp.process import device
 from miniddp.replicate import verify_replicas

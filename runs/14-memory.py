@@ -2,8 +2,8 @@
 # # Memory: what a rank holds, and what sharding takes away
 #
 # A training step keeps parameters, gradients and the optimizer's state. This run counts their bytes
-# on every rank, under DDP and under what shards them, and compares the sums with `miniddp.memory`.
-# It also counts what each way sends, what it has at its peak, and whether it trains the same model.
+# on every rank, under DDP and under what shards them, and compares the sums with
+# `instruments.memory`. It also counts what each way sends, what it has at its peak, and whether it trains the same model.
 
 # %% name="setup"
 import gc
@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_leaves
 
 import miniddp
 from book import FOREGROUND, MUTED, data_dir, figure, provenance, record, show_ranks, table
-from miniddp import memory
+from instruments import memory
+from instruments.memory import Memory
 from miniddp.data import collate, encode, load_mrpc
-from miniddp.memory import Memory
 from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
 from miniddp.zero import FullyShardedModule, ShardedOptimizer

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VALUES = "application/vnd.miniddp.values+json"
 RANKS = "application/vnd.miniddp.ranks+json"
-TIMELINE = "application/vnd.miniddp.timeline+json"
+TIMELINE = "application/vnd.instruments.timeline+json"
 
 RANK_COLORS = (
     "#2563eb",
@@ -99,7 +99,7 @@ def timeline(
 ) -> None:
     """Show one backward pass, bucket by bucket, as a diagram that readers can look into.
 
-    ``recordings`` holds one ``miniddp.timeline.Timeline`` per rank, or its ``to_json()``. Each
+    ``recordings`` holds one ``instruments.timeline.Timeline`` per rank, or its ``to_json()``. Each
     needs ``note("backward")`` before the backward pass and ``note("end")`` after it.
     ``parameters`` names the parameters of each bucket. ``step`` is the last one if not given.
     """

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from miniddp.clock import clock
+from instruments.clock import clock
 from miniddp.process import destroy_process_group, device, get, init_process_group
 
 MEGABYTES = 64

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "miniddp"
+PACKAGES = ("miniddp", "instruments")
 HELPERS = "book"
 IMPORT_TIME = "<import>"
 
@@ -138,7 +138,7 @@ class Module:
                     found[alias.asname or whole].add((whole, None))
             elif isinstance(node, ast.ImportFrom):
                 source = self._absolute(node)
-                if node.names[0].name == "*" and source.partition(".")[0] == PACKAGE:
+                if node.names[0].name == "*" and source.partition(".")[0] in PACKAGES:
                     where = f"{self.path.name}, line {node.lineno}"
                     raise DigestError(f"{where}: import names from {source}, not *")
                 for alias in node.names:
@@ -260,7 +260,7 @@ class Project:
 
     def _load(self, name: str) -> Module | None:
         parts = name.split(".")
-        folder = self.root / ("src" if parts[0] == PACKAGE else "runs")
+        folder = self.root / ("src" if parts[0] in PACKAGES else "runs")
         path = folder.joinpath(*parts).with_suffix(".py")
         if path.is_file() and name != HELPERS:
             return Module(name, path)
@@ -299,7 +299,7 @@ class Project:
                 yield from self._resolve_chain(module, chain)
                 return
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            for name in re.findall(rf"\b{PACKAGE}(?:\.\w+)+", node.value):
+            for name in re.findall(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+", node.value):
                 if self.module(name):
                     yield from self._whole(name)
         for child in ast.iter_child_nodes(node):

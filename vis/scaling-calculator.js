@@ -1,5 +1,5 @@
-// The scaling calculator: what a step of DDP takes on N ranks, by the models of miniddp.cost,
-// miniddp.overlap and miniddp.memory.
+// The scaling calculator: what a step of DDP takes on N ranks, by the models of instruments.cost,
+// instruments.overlap and instruments.memory.
 
 import { bytes, choice, html, mount, number, percent, plural, seconds, slider, svg } from "./interactive.js";
 
@@ -7,7 +7,7 @@ const MIB = 2 ** 20;
 const FORWARD = 1 / 3; // of the compute: 2 FLOPs per parameter and token, backward takes 4
 const MOST_BUCKETS = 5000;
 
-// miniddp.cost --------------------------------------------------------------------------------
+// instruments.cost --------------------------------------------------------------------------------
 
 /** 2 (N − 1) α + 2 (N − 1)/N S β seconds. A link is { alpha, beta }. */
 export const ringAllReduceSeconds = (size, worldSize, { alpha, beta }) =>
@@ -17,7 +17,7 @@ export const ringAllReduceSeconds = (size, worldSize, { alpha, beta }) =>
 export const hierarchicalAllReduceSeconds = (size, ranksPerNode, nodes, intra, inter) =>
   ringAllReduceSeconds(size, ranksPerNode, intra) + ringAllReduceSeconds(size / ranksPerNode, nodes, inter);
 
-// miniddp.bucket and miniddp.overlap ----------------------------------------------------------
+// miniddp.bucket and instruments.overlap ----------------------------------------------------------
 
 /** Bytes of the buckets: the first is small, so that communication starts early. */
 export function bucketBytes(total, cap, firstCap) {
@@ -50,7 +50,7 @@ export function overlap(ready, durations, backward) {
   return { starts, ends, exposed: Math.max(0, free - backward) };
 }
 
-// miniddp.memory ------------------------------------------------------------------------------
+// instruments.memory ------------------------------------------------------------------------------
 
 /** Bytes per parameter with Adam: all in fp32, or ZeRO's mixed precision. */
 export const bytesPerParameter = (gradientBytes) =>

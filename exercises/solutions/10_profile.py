@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from miniddp.trace import Trace
+from instruments.trace import Trace
 
 Interval = tuple[float, float]
 

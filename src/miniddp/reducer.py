@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from instruments.timeline import Timeline
 from miniddp.bucket import Bucket, build_buckets, plan_buckets, shares_memory
 from miniddp.gradient_hooks import check_gradient, watch
 from miniddp.hooks import check_future, wait_for
-from miniddp.timeline import Timeline
 
 CommHook = Callable[[Any, Any], torch.futures.Future[Any]]
 """`hook(state, bucket)` returns a future of the averaged buffer."""

@@ -5,7 +5,7 @@ import logging
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from miniddp.learning_rate import linear_scaling, warmup
+from instruments.learning_rate import linear_scaling, warmup
 from miniddp.options import Options
 from miniddp.process import get
 

@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from instruments.clock import clock
+from instruments.profiling import Profiler
 from miniddp.accumulation import global_mean
 from miniddp.batches import Batch, batches, build_data, build_loader, step_count, to_device
-from miniddp.clock import clock
 from miniddp.command_line import parse_options
 from miniddp.data import DataError, collate
 from miniddp.model import load_model
@@ -39,7 +40,6 @@ from miniddp.process import (
     init_process_group,
     set_seed,
 )
-from miniddp.profiling import Profiler
 from miniddp.report import Result, Step, log_summary, summarise
 from miniddp.resume import Checkpoints, check_folders
 from miniddp.sampler import EvaluationSampler

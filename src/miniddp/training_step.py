@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from instruments.clock import SyncClock, clock
+from instruments.profiling import region
 from miniddp.batches import Batch, to_device
-from miniddp.clock import SyncClock, clock
 from miniddp.ddp import DistributedDataParallel
 from miniddp.naive import SimpleDDP
 from miniddp.options import TrainingError
 from miniddp.process import device
-from miniddp.profiling import region
 from miniddp.report import Step
 
 WRAPPERS: dict[str, Any] = {

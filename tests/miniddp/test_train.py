@@ -13,15 +13,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from instruments.profiling import REGIONS
+from instruments.trace import read_trace
 from miniddp import data, run_ranks
 from miniddp.batches import batches, build_data, build_loader, step_count
 from miniddp.data import collate, encode
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model, train_tokenizer
 from miniddp.process import set_seed
-from miniddp.profiling import REGIONS
 from miniddp.report import Result, log_summary
-from miniddp.trace import read_trace
 from miniddp.train import evaluate, train
 
 from .training_cases import OFFLINE, SHORT, command, train_each, write_pairs

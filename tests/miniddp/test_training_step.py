@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from miniddp import clock, run_ranks
-from miniddp.clock import SyncClock
+from instruments import clock
+from instruments.clock import SyncClock
+from miniddp import run_ranks
 from miniddp.launch import RanksFailed
 from miniddp.naive import SimpleDDP
 from miniddp.options import Options

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import miniddp
-from miniddp import memory
+from instruments import memory
 from miniddp.launch import run_ranks
 from miniddp.zero import FullyShardedModule, ShardedOptimizer
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from miniddp.cost import ring_all_reduce_bytes
-from miniddp.overlap import overlap, ready_times, scaling_efficiency
+from instruments.cost import ring_all_reduce_bytes
+from instruments.overlap import overlap, ready_times, scaling_efficiency
 
 PATH = Path(__file__).parents[2] / "vis" / "scaling-step.svg"
 SVG = "{http://www.w3.org/2000/svg}"

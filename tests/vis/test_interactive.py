@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from miniddp.bucket import plan_buckets
-from miniddp.cost import (
+from instruments.cost import (
     Link,
     hierarchical_all_reduce_seconds,
     ring_all_reduce_bytes,
     ring_all_reduce_seconds,
 )
-from miniddp.memory import bytes_per_parameter, memory_per_rank
-from miniddp.overlap import overlap, ready_times, scaling_efficiency
+from instruments.memory import bytes_per_parameter, memory_per_rank
+from instruments.overlap import overlap, ready_times, scaling_efficiency
+from miniddp.bucket import plan_buckets
 from miniddp.ring import all_gather_steps, reduce_scatter_steps
 from miniddp.sampler import (
     DistributedSampler,
@@ -238,7 +238,7 @@ READY, SECONDS, BACKWARD = [0.002, 0.005, 0.006, 0.012], [0.004, 0.001, 0.005, 0
 
 
 def recorded_pass() -> dict[str, Any]:
-    """What a timeline holds of a pass that runs as miniddp.overlap says."""
+    """What a timeline holds of a pass that runs as instruments.overlap says."""
     simulated = overlap(READY, SECONDS, BACKWARD)
     end = BACKWARD + simulated.exposed + 0.0005
     rank = {"end": end, "ready": READY, "launched": READY, "done": list(simulated.ends)}

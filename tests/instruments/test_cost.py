@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import miniddp
-from miniddp import bench_ring, cost, learning_rate, memory, ring
-from miniddp import overlap as overlaps
-from miniddp.cost import Link
+from instruments import bench_ring, cost, learning_rate, memory
+from instruments import overlap as overlaps
+from instruments.cost import Link
+from miniddp import ring
 from miniddp.launch import run_ranks
 
 settings.register_profile("a busy machine", deadline=None)

@@ -1,6 +1,6 @@
 """What more ranks do to the batch, and what a larger batch asks of the learning rate."""
 
-from miniddp.cost import check_amounts, check_counts
+from instruments.cost import check_amounts, check_counts
 
 
 def effective_batch_size(

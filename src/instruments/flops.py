@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from miniddp.cost import check_amounts, check_counts
+from instruments.cost import check_amounts, check_counts
 
 PEAK_TFLOPS = {
     "H200 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0},

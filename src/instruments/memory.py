@@ -9,7 +9,7 @@ moment are not included. Every function raises `ValueError` for a bad argument.
 import math
 from dataclasses import dataclass
 
-from miniddp.cost import check_amounts, check_counts
+from instruments.cost import check_amounts, check_counts
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values of optimizer state per parameter: none, the momentum, Adam's two moments."""

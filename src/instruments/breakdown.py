@@ -6,9 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from miniddp.families import COMMUNICATION, FAMILIES, OPTIMIZER, OTHER, family, uses_tensor_cores
-from miniddp.intervals import Interval, intersect, length, subtract
-from miniddp.trace import Event, Trace, TraceError
+from instruments.families import (
+    COMMUNICATION,
+    FAMILIES,
+    OPTIMIZER,
+    OTHER,
+    family,
+    uses_tensor_cores,
+)
+from instruments.intervals import Interval, intersect, length, subtract
+from instruments.trace import Event, Trace, TraceError
 
 Spans = dict[str, list[Interval]]
 
@@ -39,8 +46,8 @@ class Breakdown:
         step_seconds: Mean time of a step. A last step that has ended on the CPU, but not on the
             GPU, ends with its last kernel.
         regions: By name, in order of appearance. A region inside another counts for both.
-        families: By the names of `miniddp.families.FAMILIES`; "idle" is when none of the work ran:
-            Python, the data loader, waiting. Optimizer is all that `Optimizer.step` did.
+        families: By the names of `instruments.families.FAMILIES`; "idle" is when none of the work
+            ran: Python, the data loader, waiting. Optimizer is all that `Optimizer.step` did.
         communication: While a collective or a message was under way, waiting for peers included.
         exposed: The part of that under which no other work ran.
         hidden: The rest of it.

@@ -7,7 +7,7 @@
             ...
             profiler.step()
 
-`miniddp.trace` reads the files. TensorBoard's plugin finds them too.
+`instruments.trace` reads the files. TensorBoard's plugin finds them too.
 """
 
 import logging
@@ -155,7 +155,7 @@ def _activities() -> list[ProfilerActivity]:
 def region(name: str) -> record_function:
     """A context whose time shows up in a trace under `name`, such as those of `REGIONS`.
 
-    Raises `ValueError` unless the name is an identifier: `miniddp.trace` tells regions from
+    Raises `ValueError` unless the name is an identifier: `instruments.trace` tells regions from
     torch's own annotations by that.
     """
     if not name.isidentifier():

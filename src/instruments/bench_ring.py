@@ -1,4 +1,4 @@
-"""Time the ring beside the library's all-reduce: `python -m miniddp.bench_ring --ranks 2 4`."""
+"""Time the ring beside the library's all-reduce: `python -m instruments.bench_ring --ranks 2 4`."""
 
 import argparse
 import time
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from instruments.cost import fit_ring_all_reduce
 from miniddp import ring
-from miniddp.cost import fit_ring_all_reduce
 from miniddp.launch import run_ranks
 from miniddp.process import device
 
@@ -155,7 +155,7 @@ def report(timings: Sequence[Timing]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m miniddp.bench_ring", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m instruments.bench_ring", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=7)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import miniddp
+from instruments.timeline import Timeline
 from miniddp.launch import run_ranks
-from miniddp.timeline import Timeline
 
 
 def record(rank: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniddp.bench_ring import ALGORITHMS, Timing, bench, fit, main, ratio, report
+from instruments.bench_ring import ALGORITHMS, Timing, bench, fit, main, ratio, report
 
 
 def timing(size, rounds, algorithm="ring", ranks=4):

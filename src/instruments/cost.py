@@ -2,7 +2,8 @@
 
 Pure functions of three numbers: the bytes S of a tensor, the number of ranks N, and the `Link`
 between two ranks. A message of S bytes takes alpha + S beta seconds (Hockney, "The communication
-challenge for MPP", 1994). Memory is in `miniddp.memory`, learning rates in `miniddp.learning_rate`.
+challenge for MPP", 1994). Memory is in
+`instruments.memory`, learning rates in `instruments.learning_rate`.
 
 Every function raises `ValueError` for a negative amount or for fewer ranks than one.
 """

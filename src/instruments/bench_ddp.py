@@ -1,4 +1,4 @@
-"""Time a training step under each DDP in turn: `python -m miniddp.bench_ddp --millions 5 25`."""
+"""Time a step under each DDP in turn: `python -m instruments.bench_ddp --millions 5 25`."""
 
 import argparse
 import time
@@ -135,7 +135,7 @@ def report(timings: list[Steps]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m miniddp.bench_ddp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m instruments.bench_ddp", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--millions", type=int, nargs="+", choices=list(SHAPES), default=[5, 25])
     parser.add_argument("--rounds", type=int, default=20)

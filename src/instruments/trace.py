@@ -1,4 +1,4 @@
-"""Read a trace of torch.profiler back as data. `miniddp.breakdown` says what it means."""
+"""Read a trace of torch.profiler back as data. `instruments.breakdown` says what it means."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from miniddp.intervals import Interval
+from instruments.intervals import Interval
 
 
 class TraceError(ValueError):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from miniddp.cost import check_amounts
+from instruments.cost import check_amounts
 
 
 @dataclass(frozen=True)

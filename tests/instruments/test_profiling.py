@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerAction
 
-from miniddp import DistributedDataParallel, flops, ring, run_ranks
-from miniddp.breakdown import break_down
-from miniddp.families import FAMILIES, family, uses_tensor_cores
-from miniddp.intervals import intersect, length, subtract, union
-from miniddp.profiling import REGIONS, Profiler, Schedule, region
-from miniddp.trace import TraceError, read_trace
+from instruments import flops
+from instruments.breakdown import break_down
+from instruments.families import FAMILIES, family, uses_tensor_cores
+from instruments.intervals import intersect, length, subtract, union
+from instruments.profiling import REGIONS, Profiler, Schedule, region
+from instruments.trace import TraceError, read_trace
+from miniddp import DistributedDataParallel, ring, run_ranks
 
 from ..parity import row
 

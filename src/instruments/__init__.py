@@ -1,0 +1,1 @@
+"""What the book measures and computes with; `miniddp` never imports it."""
