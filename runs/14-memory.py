@@ -3,7 +3,8 @@
 #
 # A training step keeps parameters, gradients and the optimizer's state. This run counts their bytes
 # on every rank, under DDP and under what shards them, and compares the sums with
-# `instruments.memory`. It also counts what each way sends, what it has at its peak, and whether it trains the same model.
+# `instruments.memory`. It also counts what each way sends, what it has at its peak, and whether it
+# trains the same model.
 
 # %% name="setup"
 import gc
