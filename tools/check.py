@@ -25,7 +25,7 @@ import scrub
 ROOT = digest.ROOT
 KINDS = ("cpu", "gpu")
 SHOWN = 6  # changes that are named one by one
-STATUS = Path("runs/status.json")
+STATUS = Path("recordings/status.json")
 METADATA: dict[str, type | tuple[type, ...]] = {
     "run": str,
     "kind": str,
@@ -45,14 +45,14 @@ METADATA: dict[str, type | tuple[type, ...]] = {
 
 
 class BadRecording(ValueError):  # noqa: N818
-    """A file under runs/ that is not a recording; the message says why."""
+    """A file under recordings/ that is not a recording; the message says why."""
 
 
 # Freshness
 
 
 def recording_path(root: Path, run: str, kind: str) -> Path:
-    return root / "runs" / f"{run}.{kind}.ipynb"
+    return root / "recordings" / f"{run}.{kind}.ipynb"
 
 
 def read_recording(path: Path) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def freshness_problems(root: Path) -> Iterator[str]:
         if state != "fresh":
             more = f", and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
             why = f": {', '.join(changes[:SHOWN])}{more}" if changes else ""
-            yield f"runs/{run}.cpu.ipynb is {state}{why} (make record RUN={run})"
+            yield f"recordings/{run}.cpu.ipynb is {state}{why} (make record RUN={run})"
     file = root / STATUS
     if not file.is_file() or file.read_text(encoding="utf-8") != status_text(root):
         yield f"{STATUS} is out of date (python tools/check.py --write-status)"
@@ -127,17 +127,17 @@ def freshness_problems(root: Path) -> Iterator[str]:
 
 
 def recordings(root: Path) -> list[Path]:
-    return sorted((root / "runs").glob("*.ipynb"))
+    return sorted((root / "recordings").glob("*.ipynb"))
 
 
 def recording_problems(root: Path) -> Iterator[str]:
     runs = digest.run_names(root)
     for path in recordings(root):
-        where = f"runs/{path.name}"
+        where = f"recordings/{path.name}"
         try:
             notebook = read_recording(path)
         except BadRecording as error:
-            yield f"runs/{error}"
+            yield f"recordings/{error}"
             continue
         carried = notebook["metadata"]["miniddp"]
         if path.name != f"{carried['run']}.{carried['kind']}.ipynb":
@@ -203,7 +203,7 @@ def uncommitted(root: Path) -> Iterator[str]:
     for path in recordings(root):
         try:
             if read_recording(path)["metadata"]["miniddp"]["dirty"]:
-                yield f"runs/{path.name} was recorded from uncommitted code"
+                yield f"recordings/{path.name} was recorded from uncommitted code"
         except BadRecording:
             continue
 

@@ -105,7 +105,7 @@ def record(root: Path, run: str, options: argparse.Namespace) -> Path:
     refuse_bad_notebook(notebook)
     if digest.symbols(root, run) != symbols:
         raise RecordError("the code changed while the run was executed: record it again")
-    return save(notebook, (options.output or root / "runs") / f"{run}.{kind}.ipynb")
+    return save(notebook, (options.output or root / "recordings") / f"{run}.{kind}.ipynb")
 
 
 def execute(
@@ -427,7 +427,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="record every run")
     parser.add_argument("--stale", action="store_true", help="record what is stale or missing")
     parser.add_argument("--data-dir", type=Path, help="folder with the MRPC files")
-    parser.add_argument("--output", type=Path, help="save in this folder instead of runs/")
+    parser.add_argument("--output", type=Path, help="save in this folder instead of recordings/")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per cell (900)")
     parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code")
     parser.add_argument("--commit", help="the commit of this copy, where there is no git")

@@ -57,9 +57,9 @@ end
 
 local status
 
--- Whether the code has changed since: runs/status.json, if there is one, says so.
+-- Whether the code has changed since: recordings/status.json, if there is one, says so.
 function M.is_stale(one)
-  status = status or pandoc.json.decode(project.read("runs/status.json") or "{}", false) or {}
+  status = status or pandoc.json.decode(project.read("recordings/status.json") or "{}", false) or {}
   local of_run = status[one.name]
   return type(of_run) == "table" and of_run[one.kind] == "stale"
 end

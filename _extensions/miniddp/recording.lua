@@ -1,4 +1,4 @@
--- Reads recordings: executed notebooks runs/NAME.gpu.ipynb and runs/NAME.cpu.ipynb.
+-- Reads recordings: executed notebooks recordings/NAME.gpu.ipynb and recordings/NAME.cpu.ipynb.
 
 local import = ...
 local project = import "project"
@@ -26,7 +26,7 @@ function M.bundle(output, mime)
   return type(data) == "table" and data or pandoc.json.decode(data, false)
 end
 
-local function file_of(name, kind) return ("runs/%s.%s.ipynb"):format(name, kind) end
+local function file_of(name, kind) return ("recordings/%s.%s.ipynb"):format(name, kind) end
 
 local loaded = {}
 

@@ -20,7 +20,7 @@ HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1
 
 def recorded_figures() -> dict[str, str]:
     found = {}
-    for path in sorted(ROOT.glob("runs/*.ipynb")):
+    for path in sorted(ROOT.glob("recordings/*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             for output in cell.get("outputs", []):
                 if svg := output.get("data", {}).get("image/svg+xml"):

@@ -116,12 +116,12 @@ FAILURES = {
     ),
     "run that is not recorded": (
         run('name="03-missing" cell="hello"'),
-        '.run name="03-missing" cell="hello": no recording runs/03-missing.cpu.ipynb '
+        '.run name="03-missing" cell="hello": no recording recordings/03-missing.cpu.ipynb '
         "(make it with: make record RUN=03-missing)",
     ),
     "run that is not recorded on a GPU": (
         run('name="02-cpu" cell="hello" kind="gpu"'),
-        '.run name="02-cpu" cell="hello": no recording runs/02-cpu.gpu.ipynb '
+        '.run name="02-cpu" cell="hello": no recording recordings/02-cpu.gpu.ipynb '
         "(make it with: make record RUN=02-cpu)",
     ),
     "unknown kind": (
@@ -136,7 +136,7 @@ FAILURES = {
     ),
     "cell without output": (
         run('name="01-demo" cell="silent" kind="cpu"'),
-        '.run name="01-demo" cell="silent": the cell has no output in runs/01-demo.cpu.ipynb',
+        '.run name="01-demo" cell="silent": the cell has no output in recordings/01-demo.cpu.ipynb',
     ),
     "figure without alternative text": (
         run('name="01-demo" cell="figure"'),
@@ -272,7 +272,7 @@ FAILURES = {
     "cell without anything for a script": (
         interactive('src="vis/still.js" run="05-wrong" cell="silent"'),
         '.interactive cell="silent" run="05-wrong" src="vis/still.js": '
-        "the cell has neither a timeline nor values in runs/05-wrong.cpu.ipynb",
+        "the cell has neither a timeline nor values in recordings/05-wrong.cpu.ipynb",
     ),
     "notebook of an unknown run": (
         '::: {.notebook name="9-no"}\n:::',
@@ -332,7 +332,7 @@ RECORDINGS = {
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_bad_recording(render, book, recording):
     content, message = RECORDINGS[recording]
-    path = "runs/03-missing.cpu.ipynb"
+    path = "recordings/03-missing.cpu.ipynb"
     if isinstance(content, dict):
         content = json.dumps({**content, "metadata": {"miniddp": {"kind": "cpu"}}})
     (book / path).write_text(content, encoding="utf-8")

@@ -69,9 +69,9 @@ PROVENANCE = {
 def test_badge(render, book, case):
     changes, expected = PROVENANCE[case]
     kind = changes.get("kind", "cpu")
-    recording = json.loads((book / "runs/01-demo.cpu.ipynb").read_text(encoding="utf-8"))
+    recording = json.loads((book / "recordings/01-demo.cpu.ipynb").read_text(encoding="utf-8"))
     recording["metadata"]["miniddp"].update(changes)
-    path = book / f"runs/03-missing.{kind}.ipynb"
+    path = book / f"recordings/03-missing.{kind}.ipynb"
     path.write_text(json.dumps(recording), encoding="utf-8")
     html = render(PAGE, '::: {.run name="03-missing" cell="hello"}\n:::\n').stdout
     assert badge(html) == f"{expected} · torch 2.13.0 · 2026-11-21 · commit abc1234"
@@ -83,7 +83,7 @@ def test_badge_of_a_recording_with_local_changes(render):
 
 
 def test_without_a_status_file_nothing_is_stale(render, book):
-    (book / "runs/status.json").unlink()
+    (book / "recordings/status.json").unlink()
     html = render(PAGE, '::: {.run name="01-demo" cell="hello"}\n:::\n').stdout
     assert "stale" not in html
     assert "latest change" not in html
@@ -115,7 +115,7 @@ def test_what_cites_ends_with_its_references(render, book, text):
 
 def test_recorded_text_can_cite(render, book):
     (book / "references.bib").write_text(SOURCE, encoding="utf-8")
-    path = book / "runs/01-demo.cpu.ipynb"
+    path = book / "recordings/01-demo.cpu.ipynb"
     recording = json.loads(path.read_text(encoding="utf-8"))
     table = "| a |\n|---|\n| [@li2020] |\n"
     recording["cells"].append(
@@ -257,7 +257,7 @@ def test_versions_are_those_of_the_recordings(render, book):
 
 
 def test_versions_need_a_recording(render, book):
-    for path in (book / "runs").glob("*.ipynb"):
+    for path in (book / "recordings").glob("*.ipynb"):
         path.unlink()
     done = render(PAGE, "::: {.versions}\n:::\n")
     assert done.stderr == f"{PAGE}:1: .versions: there are no recordings\n"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(QUARTO is None, reason="no quarto on PATH or in 
 CONFIGURATION = """\
 project:
   type: book
-  resources: [runs/*.ipynb]
+  resources: [recordings/*.ipynb]
 book:
   title: Fixture
   repo-url: https://example.org/fixture
@@ -68,7 +68,7 @@ def test_book(book, render_all):
     assert 'id="term-ring-all-reduce"' in html["glossary"]
     assert "min read" in html["05-run"]
     assert "min read" not in html["index"]
-    assert (book / "_book/runs/01-demo.gpu.ipynb").exists()
+    assert (book / "_book/recordings/01-demo.gpu.ipynb").exists()
     for name, text in html.items():
         local = re.findall(r'href="(?!https?:)([^"]*\.qmd[^"]*)"', text)
         assert not local, name

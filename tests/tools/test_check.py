@@ -69,7 +69,7 @@ def write_recording(project: Path, kind: str, text: str = "3\n", **changes: obje
         "metadata": {"miniddp": {key: value for key, value in carried.items() if value != "drop"}},
         "cells": [cell],
     }
-    write(project, f"runs/05-ring.{kind}.ipynb", json.dumps(notebook))
+    write(project, f"recordings/05-ring.{kind}.ipynb", json.dumps(notebook))
 
 
 def run(project: Path, capsys, *arguments: str) -> tuple[int, list[str]]:
@@ -91,7 +91,7 @@ def test_a_stale_cpu_recording_fails_and_names_the_symbol(project, capsys):
     assert code == 1
     assert lines == [
         "05-ring  CPU stale    GPU missing",
-        "error: runs/05-ring.cpu.ipynb is stale: miniddp.ring:add changed"
+        "error: recordings/05-ring.cpu.ipynb is stale: miniddp.ring:add changed"
         " (make record RUN=05-ring)",
         "1 errors, 0 warnings",
     ]
@@ -104,38 +104,38 @@ def test_a_stale_gpu_recording_is_reported_and_passes(project, capsys):
     code, lines = run(project, capsys, "--write-status")
     assert code == 0
     assert lines[0] == "05-ring  CPU fresh    GPU stale    GPU: miniddp.ring:old is no longer used"
-    status = json.loads((project / "runs/status.json").read_text())
+    status = json.loads((project / "recordings/status.json").read_text())
     assert status == {"05-ring": {"cpu": "fresh", "gpu": "stale"}}
 
 
 def test_a_missing_cpu_recording_fails(project, capsys):
-    (project / "runs/05-ring.cpu.ipynb").unlink()
+    (project / "recordings/05-ring.cpu.ipynb").unlink()
     code, lines = run(project, capsys, "--write-status")
     assert code == 1
-    assert "error: runs/05-ring.cpu.ipynb is missing (make record RUN=05-ring)" in lines
+    assert "error: recordings/05-ring.cpu.ipynb is missing (make record RUN=05-ring)" in lines
 
 
 def test_a_status_file_that_lags_fails(project, capsys):
     write_recording(project, "gpu")
     code, lines = run(project, capsys)
     assert code == 1
-    assert lines[1].startswith("error: runs/status.json is out of date")
+    assert lines[1].startswith("error: recordings/status.json is out of date")
     assert run(project, capsys, "--write-status")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "runs/05-ring.cpu.ipynb is not a notebook: not JSON"),
-        ("[]", "runs/05-ring.cpu.ipynb is not a notebook of format 4"),
+        ("{", "recordings/05-ring.cpu.ipynb is not a notebook: not JSON"),
+        ("[]", "recordings/05-ring.cpu.ipynb is not a notebook of format 4"),
         (
             '{"nbformat": 4, "cells": [], "metadata": {}}',
-            "runs/05-ring.cpu.ipynb has no metadata 'miniddp': not made by make record",
+            "recordings/05-ring.cpu.ipynb has no metadata 'miniddp': not made by make record",
         ),
     ],
 )
 def test_a_file_that_is_no_recording_is_named(project, capsys, text, message):
-    write(project, "runs/05-ring.cpu.ipynb", text)
+    write(project, "recordings/05-ring.cpu.ipynb", text)
     code, lines = run(project, capsys, "--write-status")
     assert code == 1
     assert f"error: {message}" in lines
@@ -144,8 +144,8 @@ def test_a_file_that_is_no_recording_is_named(project, capsys, text, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text": "/home/ada/x\n"}, "runs/05-ring.cpu.ipynb holds '/home/ada/x' in sum"),
-        ({"text": "\x1b[31mred"}, "runs/05-ring.cpu.ipynb holds '\\x1b[31m' in sum"),
+        ({"text": "/home/ada/x\n"}, "recordings/05-ring.cpu.ipynb holds '/home/ada/x' in sum"),
+        ({"text": "\x1b[31mred"}, "recordings/05-ring.cpu.ipynb holds '\\x1b[31m' in sum"),
         ({"text": "<A at 0x7f00aa11bb22>"}, "holds '0x7f00aa11bb22' in sum"),
         ({"device": "/home/ada/gpu"}, "holds '/home/ada/gpu' in its metadata"),
         ({"commit": "abc"}, "commit is 'abc', expected 40 hex digits"),
@@ -163,18 +163,18 @@ def test_a_recording_of_uncommitted_code_is_a_warning(project, capsys):
     write_recording(project, "cpu", dirty=True)
     code, lines = run(project, capsys)
     assert code == 0
-    assert "warning: runs/05-ring.cpu.ipynb was recorded from uncommitted code" in lines
+    assert "warning: recordings/05-ring.cpu.ipynb was recorded from uncommitted code" in lines
 
 
 def test_a_cell_that_failed_or_did_not_run_is_named(project):
-    path = project / "runs/05-ring.cpu.ipynb"
+    path = project / "recordings/05-ring.cpu.ipynb"
     notebook = json.loads(path.read_text())
     notebook["cells"][0]["execution_count"] = None
     notebook["cells"][0]["outputs"] = [{"output_type": "error", "traceback": []}]
     path.write_text(json.dumps(notebook))
     assert list(check.recording_problems(project)) == [
-        "runs/05-ring.cpu.ipynb: sum was not executed",
-        "runs/05-ring.cpu.ipynb: sum ended in an error",
+        "recordings/05-ring.cpu.ipynb: sum was not executed",
+        "recordings/05-ring.cpu.ipynb: sum ended in an error",
     ]
 
 

@@ -107,7 +107,7 @@ def recorded(tmp_path_factory):
         patch.setattr(socket, "gethostname", lambda: "trainbox-07")
         patch.delenv("PYTEST_CURRENT_TEST")  # with it, ipykernel leaves out what children print
         code, out, err = call(project, "01-good", "--data-dir", str(folder / "mrpc"))
-    path = project / "runs/01-good.cpu.ipynb"
+    path = project / "recordings/01-good.cpu.ipynb"
     assert code == 0, out + err
     return SimpleNamespace(
         project=project,
@@ -138,7 +138,7 @@ def test_a_recording_is_a_valid_notebook_with_provenance(recorded):
         "command": "make record RUN=01-good DATA_DIR=path/to/mrpc",
     }
     assert list(check.recording_problems(recorded.project)) == []
-    status = json.loads((recorded.project / "runs/status.json").read_text())
+    status = json.loads((recorded.project / "recordings/status.json").read_text())
     assert status == {"01-good": {"cpu": "fresh", "gpu": "missing"}}
 
 
@@ -178,7 +178,7 @@ def test_progress_names_each_cell(recorded):
 def test_a_second_recording_is_the_same(recorded):
     code, out, err = call(recorded.project, "01-good.py", "--data-dir", str(recorded.data))
     assert code == 0, out + err
-    again = nbformat.read(recorded.project / "runs/01-good.cpu.ipynb", as_version=4)
+    again = nbformat.read(recorded.project / "recordings/01-good.cpu.ipynb", as_version=4)
     for notebook in (again, recorded.notebook):
         notebook.metadata.miniddp.pop("seconds")
         for output in notebook.cells[2].outputs:
@@ -204,12 +204,12 @@ def refused(tmp_path_factory):
         "06-unreadable": "# %%\nx = (\n",
     }
     project = make_project(tmp_path_factory.mktemp("refused") / "project", **runs)
-    old = project / "runs/01-failing.cpu.ipynb"
+    old = project / "recordings/01-failing.cpu.ipynb"
     old.write_text("{}")
     code, _, err = call(project, "--all", "--timeout", "3")
     assert code == 1
     assert old.read_text() == "{}"
-    assert [path.name for path in (project / "runs").glob("*.ipynb*")] == [old.name]
+    assert [path.name for path in (project / "recordings").glob("*.ipynb*")] == [old.name]
     parts = err.split("record.py: ")[1:]
     return {part.partition(":")[0]: part.partition(": ")[2] for part in parts}
 
@@ -264,7 +264,7 @@ except RuntimeError as error:
     shutil.copytree(ROOT / "src", project / "src")
     code, out, err = call(project, "01-ranks")
     assert code == 0, out + err
-    notebook = nbformat.read(project / "runs/01-ranks.cpu.ipynb", as_version=4)
+    notebook = nbformat.read(project / "recordings/01-ranks.cpu.ipynb", as_version=4)
     ranks, text = notebook.cells[1].outputs
     assert ranks.data[book.RANKS]["ranks"][0] == "rank 0"
     assert 'File "runs/01-ranks.py", line 11, in hello' in text.text

@@ -89,7 +89,7 @@ def test_each_recording_is_saved_and_a_failure_does_not_stop_the_others(tmp_path
     assert saved == ["01-quick.cpu.ipynb", "03-quick.cpu.ipynb", "06-sync.cpu.ipynb"]
     carried = check.read_recording(project / "home/06-sync.cpu.ipynb")["metadata"]["miniddp"]
     assert (carried["commit"], carried["kind"], carried["dirty"]) == (COMMIT, "cpu", False)
-    assert not list((project / "runs").glob("*.ipynb")), "the book's own recordings stay"
+    assert not list((project / "recordings").glob("*.ipynb")), "the book's own recordings stay"
     code, _, err = merge(project, project / "home")
     assert code == 1
     assert "06-sync.cpu.ipynb: refused: it is a CPU recording, expected a GPU recording" in err
@@ -145,20 +145,20 @@ def test_merge_takes_a_recording_and_updates_the_status(brought):
     assert code == 0, err
     assert "01-quick.gpu.ipynb: Test GPU, torch" in out
     assert "commit 0123456, fresh" in out
-    status = json.loads((project / "runs/status.json").read_text())
+    status = json.loads((project / "recordings/status.json").read_text())
     assert status == {"01-quick": {"cpu": "missing", "gpu": "fresh"}}
 
 
 def test_merge_does_not_replace_a_fresh_recording_by_a_stale_one(brought):
     project, folder, notebook = brought
     assert merge(project, folder)[0] == 0
-    before = (project / "runs/01-quick.gpu.ipynb").read_bytes()
+    before = (project / "recordings/01-quick.gpu.ipynb").read_bytes()
     notebook["metadata"]["miniddp"]["symbols"]["runs/01-quick.py"] = "0" * 16
     (folder / "01-quick.gpu.ipynb").write_text(json.dumps(notebook))
     code, _, err = merge(project, folder)
     assert code == 1
     assert "refused: it is stale, and the recording that is there is fresh" in err
-    assert (project / "runs/01-quick.gpu.ipynb").read_bytes() == before
+    assert (project / "recordings/01-quick.gpu.ipynb").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_merge_refuses(brought, change, why):
     code, _, err = merge(project, folder)
     assert code == 1
     assert why in err
-    assert not (project / "runs/01-quick.gpu.ipynb").exists()
+    assert not (project / "recordings/01-quick.gpu.ipynb").exists()
 
 
 def test_merge_refuses_a_file_that_is_cut_short(brought):
