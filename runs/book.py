@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VALUES = "application/vnd.miniddp.values+json"
 RANKS = "application/vnd.miniddp.ranks+json"
-TIMELINE = "application/vnd.instruments.timeline+json"
+TIMELINE = "application/vnd.miniddp.timeline+json"
 
 RANK_COLORS = (
     "#2563eb",

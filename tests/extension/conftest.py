@@ -11,7 +11,7 @@ import pypandoc
 import pytest
 
 HERE = Path(__file__).parent
-EXTENSION = HERE.parents[1] / "_extensions" / "miniddp"
+EXTENSION = HERE.parents[1] / "_extensions" / "ddp-book"
 VERSION = tuple(int(part) for part in pypandoc.get_pandoc_version().split(".")[:2])
 NO_HIGHLIGHT = "--syntax-highlighting=none" if VERSION >= (3, 8) else "--no-highlight"
 
@@ -24,7 +24,7 @@ def book(tmp_path: Path) -> Path:
     root = tmp_path / "book"
     shutil.copytree(HERE / "fixture", root)
     shutil.copytree(HERE / "cases", root, dirs_exist_ok=True)
-    shutil.copytree(EXTENSION, root / "_extensions" / "miniddp")
+    shutil.copytree(EXTENSION, root / "_extensions" / "ddp-book")
     return root
 
 
@@ -38,7 +38,7 @@ def render(book: Path) -> Render:
         working = book / folder
         up = Path(*[".."] * len(Path(folder).parts))
         command = [pypandoc.get_pandoc_path(), "--from", "markdown", "--to", to, "--wrap=none"]
-        command += [NO_HIGHLIGHT, "--lua-filter", str(up / "_extensions/miniddp/book.lua")]
+        command += [NO_HIGHLIGHT, "--lua-filter", str(up / "_extensions/ddp-book/book.lua")]
         command += [str((book / page).relative_to(working))]
         return subprocess.run(
             command, cwd=working, capture_output=True, encoding="utf-8", timeout=60

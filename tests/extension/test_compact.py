@@ -34,7 +34,7 @@ FIGURES = recorded_figures()
 def compact(figure: str, folder: Path) -> str:
     path = folder / "figure.svg"
     path.write_text(figure, encoding="utf-8")
-    extension = ROOT / "_extensions" / "miniddp"
+    extension = ROOT / "_extensions" / "ddp-book"
     command = [pypandoc.get_pandoc_path(), "lua", HERE / "compact.lua", extension, path]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
     assert done.returncode == 0, done.stderr

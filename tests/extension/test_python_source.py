@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-EXTENSION = ROOT / "_extensions" / "miniddp"
+EXTENSION = ROOT / "_extensions" / "ddp-book"
 OWN = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("runs/*.py"), *HERE.glob("fixture/**/*.py")])
 STANDARD = [Path(module.__file__) for module in (argparse, ast, dataclasses, functools, textwrap)]
 

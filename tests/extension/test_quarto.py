@@ -24,7 +24,7 @@ book:
   chapters: [index.qmd, {chapters}]
   appendices: [chapters/glossary.qmd, chapters/runs.qmd, runs/01-demo.qmd, runs/02-cpu.qmd,
     runs/04-line.qmd]
-filters: [{at: pre-ast, path: _extensions/miniddp/book.lua}]
+filters: [{at: pre-ast, path: _extensions/ddp-book/book.lua}]
 format: {html: {code-annotations: hover}}
 """
 

@@ -1,7 +1,7 @@
 -- Citations: each names an entry of the book's bibliography, and what a page cites is listed at its end.
 
 local import = ...
-local place = import "place"
+local errors = import "errors"
 local project = import "project"
 
 local M = {}
@@ -43,7 +43,7 @@ local function check(keys, doc)
   local path = pandoc.utils.stringify(doc.meta.bibliography or "no bibliography"):match("[^/]+$")
   for _, key in ipairs(keys) do
     if not known[key] then
-      place.stop(("%s%s: @%s: no such entry in %s"):format(project.page, place.line_of("@" .. key), key, path))
+      errors.stop(("%s%s: @%s: no such entry in %s"):format(project.page, errors.line_of("@" .. key), key, path))
     end
   end
 end

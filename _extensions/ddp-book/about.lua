@@ -2,7 +2,7 @@
 -- the repository, such as its changelog.
 
 local import = ...
-local make_table = import "grid"
+local make_table = import "table"
 local project = import "project"
 local provenance = import "provenance"
 local recording = import "recording"

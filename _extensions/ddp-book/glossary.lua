@@ -2,7 +2,7 @@
 
 local import = ...
 local citations = import "citations"
-local place = import "place"
+local errors = import "errors"
 local project = import "project"
 local value = import "value"
 
@@ -29,7 +29,7 @@ end
 local function plain_text(definitions)
   local filled = citations.without(definitions[1][1]):walk {
     Span = function(span)
-      if span.classes:includes("val") then return value(span, place.of(span, "val", GLOSSARY)) end
+      if span.classes:includes("val") then return value(span, errors.of(span, "val", GLOSSARY)) end
     end,
     Math = function(math)
       return pandoc.Str(formula_text(math.text))
@@ -129,7 +129,7 @@ end
 -- it stands first in the text below a heading of level 3 or above.
 function M.link_terms(doc)
   if not doc.meta["link-terms"] then return end
-  local known = read_entries(place.stop)
+  local known = read_entries(errors.stop)
   local starting, linked = terms_by_first_word(known), {}
   local function link(inlines)
     local done, position = pandoc.Inlines {}, 1
@@ -175,7 +175,7 @@ function M.name_terms(blocks)
     DefinitionList = function(list)
       for position, item in ipairs(list.content) do
         local name = identifier(key_of(stringify(item[1])))
-        if named[name] then place.stop(("%s: two entries have the name #%s"):format(GLOSSARY, name)) end
+        if named[name] then errors.stop(("%s: two entries have the name #%s"):format(GLOSSARY, name)) end
         named[name] = true
         list.content[position] = { { pandoc.Span(item[1], { id = name }) }, item[2] }
       end

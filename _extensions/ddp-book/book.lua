@@ -19,7 +19,7 @@ local citations = import "citations"
 local glossary = import "glossary"
 local name_headers = import "headers"
 local notebook = import "notebook"
-local place = import "place"
+local errors = import "errors"
 local reading_time = import "reading_time"
 
 local spans = { val = import "value", term = glossary.term }
@@ -44,13 +44,13 @@ local divs = {
 local function replace_by(renderers)
   return function(element)
     for _, class in ipairs(element.classes) do
-      if renderers[class] then return renderers[class](element, place.of(element, class)) end
+      if renderers[class] then return renderers[class](element, errors.of(element, class)) end
     end
   end
 end
 
 function Pandoc(doc)
-  place.check_fences(doc.blocks)
+  errors.check_fences(doc.blocks)
   local minutes = reading_time.of(doc)
   glossary.link_terms(doc)
   local blocks = glossary.name_terms(doc.blocks)

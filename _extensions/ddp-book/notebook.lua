@@ -1,7 +1,7 @@
 -- `.notebook`: a whole executed run. `.recordings`: every run with its provenance.
 
 local import = ...
-local make_table = import "grid"
+local make_table = import "table"
 local outputs = import "output"
 local project = import "project"
 local provenance = import "provenance"
