@@ -14,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check links exercise parity reference bench clean
+.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check links exercise parity reference address bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -85,6 +85,9 @@ parity: $(READY) ## write the book's table of what torch and miniddp do, from th
 
 reference: $(READY) ## write the book's API reference from the docstrings of src
 	@$(BIN)/python tools/reference.py
+
+address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=main
+	@$(PYTHON) tools/address.py "$(SITE)" "$(REPO)" $(BRANCH)
 
 bench: $(READY) ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
 	@$(BIN)/python -m instruments.bench_ddp

@@ -60,22 +60,32 @@ function M.versions(div, fail)
 end
 
 local CITATION = [[
-@software{ddp-from-scratch,
+@software{%s,
   title   = {%s},
-  author  = {{%s}},
+  author  = {%s},
   year    = {%s},
   version = {%s},
   url     = {%s}
 }]]
 
+local function text_of(value) return value and pandoc.utils.stringify(value) end
+
+-- An author as BibTeX has it: a person, or an organisation in braces of its own.
+local function author(entry)
+  if entry.name then return "{" .. text_of(entry.name) .. "}" end
+  return text_of(entry["family-names"]) .. ", " .. text_of(entry["given-names"])
+end
+
 function M.cite(div, fail)
   local file = project.read("CITATION.cff") or fail("there is no CITATION.cff")
-  local function field(name, pattern)
-    local value = ("\n" .. file):match("\n[%s%-]*" .. name .. ":%s*[\"']?(" .. (pattern or "[^\"'\n]+") .. ")")
-    return value or fail("CITATION.cff has no " .. name)
-  end
-  local year = field("date%-released", "%d%d%d%d")
-  local text = CITATION:format(field "title", field "name", year, field "version", field "url")
+  local fields = pandoc.read("---\n" .. file .. "\n---\n", "markdown-smart").meta
+  local function field(name) return text_of(fields[name]) or fail("CITATION.cff has no " .. name) end
+  local authors = pandoc.List(fields.authors or fail "CITATION.cff has no authors"):map(author)
+  local title = field "title"
+  local text = CITATION:format(
+    title:lower():gsub("%W+", "-"), title, table.concat(authors, " and "),
+    field("date-released"):sub(1, 4), field "version", field "repository-code"
+  )
   div.content = { pandoc.CodeBlock(text, { class = "text" }) }
   return div
 end

@@ -14,6 +14,7 @@ local function import(name)
 end
 
 local about = import "about"
+local resolve_addresses = import "address"
 local boxes = import "boxes"
 local citations = import "citations"
 local glossary = import "glossary"
@@ -53,7 +54,7 @@ function Pandoc(doc)
   errors.check_fences(doc.blocks)
   local minutes = reading_time.of(doc)
   glossary.link_terms(doc)
-  local blocks = glossary.name_terms(doc.blocks)
+  local blocks = glossary.name_terms(resolve_addresses(doc.blocks))
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = blocks:walk { Div = replace_by(divs) }
   doc.blocks = reading_time.insert(name_headers(blocks), minutes)

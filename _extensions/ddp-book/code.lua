@@ -92,10 +92,8 @@ local function annotations(div, lines, path, fail)
 end
 
 local function header(path)
-  local repository = project.repository()
-  local name = pandoc.Str(path)
-  if repository then name = pandoc.Link({ name }, repository .. "/blob/main/" .. path) end
-  return pandoc.Div({ pandoc.Plain { name } }, { class = "code-file" })
+  local name = project.source_link({ pandoc.Str(path) }, path)
+  return pandoc.Div({ pandoc.Plain(name) }, { class = "code-file" })
 end
 
 return function(div, fail)

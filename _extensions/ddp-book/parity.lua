@@ -27,11 +27,9 @@ end
 -- What is shown, and under it the name of the test, linked to its file.
 local function behaviour(row)
   local path, name = row.test:match("^(.-)::(.+)$")
-  local repository = project.repository()
-  local test = pandoc.Code(name)
-  if repository then test = pandoc.Link({ test }, repository .. "/blob/main/" .. path) end
+  local test = project.source_link({ pandoc.Code(name) }, path)
   local cell = plain(row.behaviour)
-  table.insert(cell, pandoc.Div({ pandoc.Plain { test } }, { class = "shown-by" }))
+  table.insert(cell, pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }))
   return cell
 end
 

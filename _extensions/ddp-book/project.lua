@@ -68,10 +68,22 @@ function M.link(path)
   return ("../"):rep(depth) .. path
 end
 
+local function setting(name)
+  return (M.read("_quarto.yml") or ""):match("\n%s*" .. name .. ":%s*[\"']?([^%s\"'#]+)")
+end
+
 -- The repository's address, as _quarto.yml gives it, or nil.
 function M.repository()
-  local address = (M.read("_quarto.yml") or ""):match("\n%s*repo%-url:%s*[\"']?([^%s\"'#]+)")
+  local address = setting "repo%-url"
   return address and (address:gsub("/+$", ""))
+end
+
+-- `inlines` as a link to a file of the repository, where _quarto.yml says where that is.
+function M.source_link(inlines, path)
+  local address = M.repository()
+  if not address then return pandoc.Inlines(inlines) end
+  local target = ("%s/blob/%s/%s"):format(address, setting "repo%-branch" or "main", path)
+  return pandoc.Inlines { pandoc.Link(inlines, target) }
 end
 
 return M

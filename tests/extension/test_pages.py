@@ -190,7 +190,7 @@ def test_parity(render):
     html = render(PAGE, '::: {.parity section="hooks"}\n:::\n').stdout
     assert re.findall(r"<th>(.*?)</th>", html) == ["Behaviour", "torch", "miniddp", "Tolerance"]
     assert "A hook sees <code>bucket</code>." in html
-    link = "https://example.org/fixture/blob/main/tests/test_a.py"
+    link = "https://example.org/fixture/blob/trunk/tests/test_a.py"
     assert f'<a href="{link}"><code>test_hook</code></a>' in html
     assert re.findall(r"<td>([^<]+)</td>", html) == ["yes", "yes", "rtol 1e-4"]
     assert "Seen with torch 2.13.0" in html
@@ -264,34 +264,51 @@ def test_versions_need_a_recording(render, book):
 
 
 CFF = """cff-version: 1.2.0
-title: "DDP from Scratch"
+title: "The Book's Title"
 authors:
-  - name: "The authors"
+  - given-names: Ada
+    family-names: O'Neill
+  - name: "The others' group"
 version: 0.1.0
 date-released: "2026-11-21"
 repository-code: "https://example.org/code"
-url: "https://example.org/"
 """
 
 
 def test_how_to_cite(render, book):
     (book / "CITATION.cff").write_text(CFF, encoding="utf-8")
     html = render(PAGE, "::: {.cite}\n:::\n").stdout
-    for line in (
-        "{DDP from Scratch}",
-        "{{The authors}}",
-        "{2026}",
-        "{0.1.0}",
-        "{https://example.org/}",
-    ):
-        assert f"= {line}" in html
-    (book / "CITATION.cff").write_text(
-        CFF.replace("version: 0", "wersion: 0").replace("cff-w", "cff-v")
-    )
     assert (
-        render(PAGE, "::: {.cite}\n:::\n").stderr
-        == f"{PAGE}:1: .cite: CITATION.cff has no version\n"
-    )
+        '<div class="cite">\n<pre class="text"><code>@software{the-book-s-title,\n'
+        "  title   = {The Book&#39;s Title},\n"
+        "  author  = {O&#39;Neill, Ada and {The others&#39; group}},\n"
+        "  year    = {2026},\n"
+        "  version = {0.1.0},\n"
+        "  url     = {https://example.org/code}\n"
+        "}</code></pre>\n</div>"
+    ) in html
+
+
+def test_a_citation_lacks_nothing(render, book):
+    (book / "CITATION.cff").write_text(CFF.replace("\nversion", "\nwersion"), encoding="utf-8")
+    done = render(PAGE, "::: {.cite}\n:::\n")
+    assert done.stderr == f"{PAGE}:1: .cite: CITATION.cff has no version\n"
+
+
+def test_links_into_the_repository(render, book):
+    (book / "LICENSE").write_text("MIT", encoding="utf-8")
+    text = "[MIT](repo:LICENSE)\n\n```bash\ngit clone repo: book\n```\n"
+    html = render(PAGE, text).stdout
+    assert '<a href="https://example.org/fixture/blob/trunk/LICENSE">MIT</a>' in html
+    assert "git clone https://example.org/fixture book" in html
+    done = render(PAGE, "[no](repo:NONE)\n")
+    assert done.stderr == f"{PAGE}: it links to repo:NONE: there is no such file\n"
+
+
+def test_a_book_without_a_repository_links_to_none(render, book):
+    (book / "LICENSE").write_text("MIT", encoding="utf-8")
+    (book / "_quarto.yml").write_text("book:\n  title: Fixture\n", encoding="utf-8")
+    assert "<p>MIT</p>" in render(PAGE, "[MIT](repo:LICENSE)\n").stdout
 
 
 def test_a_document_of_the_repository(render, book):

@@ -2,7 +2,7 @@
 
 What stands in for what cannot run here:
 
-- `git clone` of the book's address clones this repository (a setting of git),
+- `git clone repo:` clones this repository (a setting of git),
 - `python3 -m venv` links the environment of the tests, `pip install` is checked, not done,
 - `make` only says what it would do (`make -n`): it would run these tests inside of themselves, or
   serve for ever, or render and record what other tests do,
@@ -112,7 +112,7 @@ def environment(pip_calls: Path) -> dict[str, str]:
         "PIP_CALLS": str(pip_calls),
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{ROOT.as_uri()}.insteadOf",
-        "GIT_CONFIG_VALUE_0": CONFIG["book"]["repo-url"],
+        "GIT_CONFIG_VALUE_0": "repo:",
     }
 
 
