@@ -14,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check links exercise parity reference address bench clean
+.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity reference address bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -56,10 +56,6 @@ types: $(READY) ## check the types of src
 check: ## check the book: recordings fresh, numbers quoted, diagrams sound
 	@echo "==> check"
 	@$(PYTHON) tools/check.py
-
-links: ## ask every other site that the book links to whether its page is there (needs a network)
-	@test -f _site/index.html || { echo "there is no _site yet: make site"; exit 1; }
-	@$(PYTHON) tools/links.py _site
 
 format: $(READY) ## write code and prose in the project's style
 	@$(BIN)/ruff check --fix
