@@ -1,87 +1,119 @@
 -- What quoted code needs to run by itself: the copy button puts it in front.
 
 local import = ...
-local names = import "names"
 local python = import "python"
 local source = import "statements"
 
 local M = {}
 
-local LINE_LENGTH = 100
+local WORD = "%f[%w_.][%a_][%w_]*" -- not that of an attribute: `x.name`
 
--- The name by which a file can be imported: of the package, or of the tests in a clone of the book.
-local function module_of(path)
-  local name = path:match("^src/(.+)%.py$") or path:match("^(tests/.+)%.py$")
-  return name and (name:gsub("/__init__$", ""):gsub("/", "."))
+local function add_words(set, text)
+  for word in text:gmatch(WORD) do set[word] = true end
 end
 
-local function import_line(start, wanted)
-  local line = start .. " " .. table.concat(wanted, ", ")
-  if #line <= LINE_LENGTH then return line end
-  return start .. " (\n    " .. table.concat(wanted, ",\n    ") .. ",\n)"
+-- The code without comments and strings; of an f-string, what stands in its braces is kept.
+local function without_text(code)
+  code = code:gsub('""".-"""', '""')
+  code = code:gsub('(%a?)"([^"\n]*)"', function(prefix, text)
+    local braces = {}
+    for brace in text:gmatch("%b{}") do table.insert(braces, brace:sub(2, -2)) end
+    return prefix == "f" and "(" .. table.concat(braces, ", ") .. ")" or '""'
+  end)
+  return (code:gsub("#[^\n]*", ""))
 end
 
--- The import lines of those names that are used, as they stand in the file.
-local function used_imports(statements, used)
-  local found = {}
-  for _, statement in ipairs(statements) do
-    local wanted, start = {}, nil
-    for _, entry in ipairs(statement.indent == 0 and names.imported(statement.code) or {}) do
-      start = entry.start
-      if used[entry.name] or start:find("__future__", 1, true) then table.insert(wanted, entry.what) end
-    end
-    if #wanted > 0 then table.insert(found, import_line(start, wanted)) end
+-- The names that the code binds itself: what it assigns, loops over, takes as parameters.
+local function bound(code)
+  local set = {}
+  for targets in ("\n" .. code):gmatch("\n%s*([%a_][%w_, %(%)]*) =%f[^=]") do add_words(set, targets) end
+  for name in code:gmatch("([%a_][%w_]*)%s*:=") do set[name] = true end
+  for targets in code:gmatch("%f[%w_]as%s+%(?([%a_][%w_, ]*)") do add_words(set, targets) end
+  for parameters in code:gmatch("%f[%w_]lambda%s+([^:]*):") do add_words(set, parameters) end
+  for targets in code:gmatch("%f[%w_]for%s+([%w_,%s%(%)]-)%s+in%f[%W]") do add_words(set, targets) end
+  for name, parameters in code:gmatch("def%s+([%w_]+)%s*(%b())") do
+    set[name] = true
+    local flat = parameters:sub(2, -2):gsub("%b()", ""):gsub("%b[]", "")
+    for parameter in flat:gmatch("[^,]+") do set[parameter:match("^[%s*]*([%a_][%w_]*)") or ""] = true end
   end
-  return found
+  return set
 end
 
--- What is defined at the top level: { first, last, code, names, is_value }, in the order of the file.
-local function top_level(text, lines, statements)
-  local found = {}
-  local function add(first, last, defined, is_value)
-    table.insert(found, {
-      first = first, code = table.concat(lines, "\n", first, last), names = defined, is_value = is_value,
-    })
-  end
-  for _, definition in ipairs(python.definitions(text, lines)) do
-    if definition.indent == 0 and definition.kind ~= "value" then
-      add(definition.first, definition.last, { definition.path })
-    end
-  end
-  for _, statement in ipairs(statements) do
-    local targets = statement.indent == 0 and names.targets(statement.code)
-    local defined = {}
-    for name in (targets or ""):gmatch("[%a_][%w_]*") do table.insert(defined, name) end
-    if #defined > 0 then add(statement.first, statement.last, defined, true) end
-  end
-  table.sort(found, function(one, other) return one.first < other.first end)
-  return found
+-- The set of names that the code takes from outside. A name that it binds anywhere counts as its own.
+local function names_used(code)
+  code = without_text(code)
+  local set = {}
+  add_words(set, (code:gsub("([%(,]%s*)[%a_][%w_]*=%f[^=]", "%1"))) -- keyword arguments are not names
+  for name in pairs(bound(code)) do set[name] = nil end
+  for name in code:gmatch("%f[%w_]global%s+([%w_]+)") do set[name] = true end
+  return set
 end
 
-local function is_wanted(definition, used)
-  for _, name in ipairs(definition.names) do
+local function uses_any(used, names)
+  for name in names:gmatch(WORD) do
     if used[name] then return true end
   end
   return false
 end
 
--- The definitions that are used, directly or by others; what they use is added to `used`.
-local function needed(defined, used)
-  local taken, more = {}, true
-  while more do
-    more = false
-    for position, definition in ipairs(defined) do
-      if not taken[position] and is_wanted(definition, used) then
-        taken[position], more = true, true
-        for name in pairs(names.used(definition.code)) do used[name] = true end
-      end
+-- The import statements, as they stand in the file, of which a name is used.
+local function imports(statements, used)
+  local found = {}
+  for _, statement in ipairs(statements) do
+    local names = statement.indent == 0 and statement.code:match("^%f[%a]from%s.-%simport(.*)")
+      or statement.code:match("^import%s(.*)")
+    if names and (uses_any(used, names) or statement.code:find("__future__", 1, true)) then
+      table.insert(found, statement.code)
     end
   end
-  local found = {}
-  for position, definition in ipairs(defined) do
-    if taken[position] then table.insert(found, definition) end
-  end
   return found
+end
+
+-- What is defined at the top level, in the order of the file: { first, code, names, is_value }.
+local function top_level(text, lines, statements)
+  local found = {}
+  local function add(part, names, is_value)
+    local code = table.concat(lines, "\n", part.first, part.last)
+    table.insert(found, { first = part.first, code = code, names = names, is_value = is_value })
+  end
+  for _, definition in ipairs(python.definitions(text, lines)) do
+    if definition.indent == 0 then add(definition, definition.path, definition.kind == "value") end
+  end
+  for _, statement in ipairs(statements) do
+    local several = statement.indent == 0 and statement.text:match("^([%a_][%w_]*,[%w_, ]*)=%f[^=]")
+    if several then add(statement, several, true) end
+  end
+  table.sort(found, function(one, other) return one.first < other.first end)
+  return found
+end
+
+-- Marks the definitions that are used, directly or by others, and adds what they use to `used`.
+local function mark_needed(defined, used)
+  local more
+  repeat
+    more = false
+    for _, definition in ipairs(defined) do
+      if not definition.needed and uses_any(used, definition.names) then
+        definition.needed, more = true, true
+        for name in pairs(names_used(definition.code)) do used[name] = true end
+      end
+    end
+  until not more
+end
+
+-- "from miniddp.ring import split, wait", in several lines where one would be too long.
+local function import_own(module, defined, used)
+  local wanted, listed = {}, {}
+  for _, definition in ipairs(defined) do
+    for name in definition.names:gmatch(WORD) do
+      if used[name] and not listed[name] then table.insert(wanted, name) end
+      listed[name] = true
+    end
+  end
+  table.sort(wanted)
+  local line = ("from %s import %s"):format(module, table.concat(wanted, ", "))
+  if #line > 100 then line = ("from %s import (\n    %s,\n)"):format(module, table.concat(wanted, ",\n    ")) end
+  return #wanted > 0 and line or nil
 end
 
 -- The text to put before the quoted `code` of `path`, where it is the definition `quoted`. Names from
@@ -92,28 +124,21 @@ function M.of(text, path, quoted, code)
   for _, statement in ipairs(statements) do
     statement.code = table.concat(lines, "\n", statement.first, statement.last)
   end
-  local defined, used, others, own = top_level(text, lines, statements), names.used(code), {}, {}
-  for _, definition in ipairs(defined) do
-    if definition.names[1] ~= quoted then table.insert(others, definition) end
+  local used, others = names_used(code), {}
+  for _, definition in ipairs(top_level(text, lines, statements)) do
+    if definition.names ~= quoted then table.insert(others, definition) end
   end
-  local module, copied = module_of(path), {}
-  if not module then copied = needed(others, used) end
-  local head = used_imports(statements, used)
-  local listed = {}
-  for _, definition in ipairs(module and others or {}) do
-    for _, name in ipairs(definition.names) do
-      if used[name] and not listed[name] then table.insert(own, name) end
-      listed[name] = true
+  local module = path:match("^src/(.+)%.py$") or path:match("^(tests/.+)%.py$")
+  if not module then mark_needed(others, used) end
+  local head = imports(statements, used)
+  if module then table.insert(head, import_own(module:gsub("/__init__$", ""):gsub("/", "."), others, used)) end
+  local before, was_value = table.concat(head, "\n"), nil
+  for _, definition in ipairs(others) do
+    if definition.needed then
+      local gap = definition.is_value and (was_value and "\n" or "\n\n") or "\n\n\n"
+      before = before .. (before ~= "" and gap or "") .. definition.code
+      was_value = definition.is_value
     end
-  end
-  table.sort(own)
-  if #own > 0 then table.insert(head, import_line("from " .. module .. " import", own)) end
-  local before = table.concat(head, "\n")
-  local was_value
-  for _, definition in ipairs(copied) do
-    local gap = definition.is_value and was_value and "\n" or definition.is_value and "\n\n" or "\n\n\n"
-    before = before .. (before ~= "" and gap or "") .. definition.code
-    was_value = definition.is_value
   end
   return before ~= "" and before .. "\n\n\n" or ""
 end
