@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 PORT ?= 8000
-DIR ?= recordings
+DIR ?= brought
+KIND ?= cpu
 BUDGET ?= 540
 
 SHELL := bash
@@ -14,7 +15,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity reference address bench clean
+.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity address bench clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -62,14 +63,14 @@ format: $(READY) ## write code and prose in the project's style
 	@$(BIN)/ruff format
 	@$(BIN)/panache format $(BOOK)
 
-record: $(READY) ## record a run: RUN=05-ring, or without RUN all stale ones (DATA_DIR=folder of MRPC)
-	@$(BIN)/python tools/record.py $(or $(RUN),--stale) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
+record: $(READY) ## record RUN=05-ring, or all that is stale (KIND=gpu, DATA_DIR=folder of MRPC)
+	@$(BIN)/python tools/record.py $(RUN) --kind $(KIND) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 
-record-gpu: ## record on this machine's GPU what lacks it, into DIR within BUDGET seconds (DATA_DIR=…)
-	@$(PYTHON) tools/record_gpu.py "$(DIR)" --budget $(BUDGET) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)") $(if $(COMMIT),--commit $(COMMIT))
+record-gpu: ## on a borrowed machine: record on its GPU into DIR, within BUDGET seconds (DATA_DIR=…)
+	@$(PYTHON) tools/record.py --kind gpu --output "$(DIR)" --budget $(BUDGET) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)") $(if $(COMMIT),--commit $(COMMIT))
 
-merge-recordings: ## check the GPU recordings of DIR and bring them into the book
-	@$(PYTHON) tools/merge_recordings.py "$(DIR)"
+merge-recordings: ## check the recordings in DIR and bring them into the book
+	@$(PYTHON) tools/record.py --merge "$(DIR)"
 
 exercise: $(READY) ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
@@ -78,9 +79,6 @@ exercise: $(READY) ## test your solution of an exercise: N=05
 
 parity: $(READY) ## write the book's table of what torch and miniddp do, from the tests that compare them
 	@$(BIN)/pytest -q tests/miniddp -m parity --parity=tests/parity.json
-
-reference: $(READY) ## write the book's API reference from the docstrings of src
-	@$(BIN)/python tools/reference.py
 
 address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=main
 	@$(PYTHON) tools/address.py "$(SITE)" "$(REPO)" $(BRANCH)

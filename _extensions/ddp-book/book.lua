@@ -32,6 +32,7 @@ local divs = {
   notebook = notebook.notebook,
   recordings = notebook.recordings,
   parity = import "parity",
+  reference = import "reference",
   versions = about.versions,
   cite = about.cite,
   document = about.document,
@@ -53,7 +54,6 @@ end
 function Pandoc(doc)
   errors.check_fences(doc.blocks)
   local minutes = reading_time.of(doc)
-  glossary.link_terms(doc)
   local blocks = glossary.name_terms(resolve_addresses(doc.blocks))
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = blocks:walk { Div = replace_by(divs) }

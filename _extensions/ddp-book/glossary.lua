@@ -125,11 +125,9 @@ local function stands_at(inlines, position, words)
   end
 end
 
--- On a page with `link-terms: true`, which a tool has written: links each term of the glossary where
--- it stands first in the text below a heading of level 3 or above.
-function M.link_terms(doc)
-  if not doc.meta["link-terms"] then return end
-  local known = read_entries(errors.stop)
+-- Links each term of the glossary where it stands first in the text below a heading of level 3 or above.
+function M.link_terms(blocks, fail)
+  local known = read_entries(fail)
   local starting, linked = terms_by_first_word(known), {}
   local function link(inlines)
     local done, position = pandoc.Inlines {}, 1
@@ -154,7 +152,7 @@ function M.link_terms(doc)
     end
     return done
   end
-  doc.blocks = pandoc.Blocks(doc.blocks:map(function(block)
+  return pandoc.Blocks(blocks:map(function(block)
     if block.t == "Header" then
       if block.level <= 3 then linked = {} end
       return block

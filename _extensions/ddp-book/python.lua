@@ -45,7 +45,15 @@ local function docstring(found, position, lines)
   return body.first, last
 end
 
--- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent, docstring = {first, last} }.
+-- The lines of the string that says what a definition is: the first of its body, or below a value.
+local function string_after(found, position, same_indent)
+  local owner, body = found[position], found[position + 1]
+  if not (body and body.text:match("^r?\"\"\"")) or (body.indent == owner.indent) ~= same_indent then return nil end
+  return { body.first, body.last }
+end
+
+-- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent, docstring = {first, last} },
+-- with the last line of its signature, `head`, and the lines of the string `about` it.
 local function find_definitions(text, lines)
   local found, list, open, decorator = statements(text, lines), {}, {}, nil
   for position, statement in ipairs(found) do
@@ -63,6 +71,8 @@ local function find_definitions(text, lines)
           first = kind ~= "value" and decorator or statement.first,
           last = kind == "value" and statement.last or block_end(found, position, lines),
           indent = statement.indent,
+          head = statement.last,
+          about = string_after(found, position, kind == "value"),
         }
         if kind ~= "value" then
           definition.docstring = { docstring(found, position, lines) }

@@ -82,6 +82,18 @@ def test_badge_of_a_recording_with_local_changes(render):
     assert badge(html).endswith("commit feedfac with local changes")
 
 
+def test_badge_of_a_recording_whose_behaviour_was_declared_unchanged(render, book):
+    path = book / "recordings/02-cpu.cpu.ipynb"
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    said = {"reason": "renamed", "date": "2026-12-01", "commit": "c" * 40}
+    recording["metadata"]["miniddp"]["accepted"] = [said]
+    path.write_text(json.dumps(recording), encoding="utf-8")
+    html = render(PAGE, '::: {.run name="02-cpu" cell="hello"}\n:::\n').stdout
+    assert badge(html).endswith(" · the code changed since, its behaviour did not: renamed")
+    html = render(PAGE, '::: {.notebook name="02-cpu"}\n:::\n').stdout
+    assert "renamed (2026-12-01, commit ccccccc)" in html
+
+
 def test_without_a_status_file_nothing_is_stale(render, book):
     (book / "recordings/status.json").unlink()
     html = render(PAGE, '::: {.run name="01-demo" cell="hello"}\n:::\n').stdout
@@ -227,18 +239,36 @@ GLOSSARY = "rank\n: A process.\n\nring\n: A circle.\n\nring all-reduce\n: Both.\
         ("Ranks (all ranks).", ["Ranks"]),
         ("The ring all-reduce. A ring\nall-reduce; a ring: so.", ["ring all-reduce", "ring"]),
         ("A ring, all-reduce.", ["ring"]),
-        ("`rank`, [rank](https://example.org), $rank$, franks.", []),
+        ("`rank`, [rank](https://example.org), franks.", []),
         ("- One rank.\n- Its ring.\n", ["rank", "ring"]),
         ("A rank.\n\n#### The rank\n\nA rank.\n\n### Next rank\n\nA rank.", ["rank", "rank"]),
     ],
 )
-def test_terms_of_a_written_page_are_linked(render, book, text, links):
+def test_terms_in_docstrings_are_linked(render, book, text, links):
     (book / "chapters/glossary.qmd").write_text(GLOSSARY, encoding="utf-8")
-    html = render(PAGE, f"---\nlink-terms: true\n---\n\n## Start\n\n{text}\n").stdout
+    (book / "src/gears/__init__.py").write_text("", encoding="utf-8")
+    (book / "src/gears/wheel.py").write_text(f'"""{text}\n"""\n', encoding="utf-8")
+    html = render(PAGE, '::: {.reference package="gears"}\n:::\n').stdout
     found = re.findall(r'<a\s+href="[^"]*#term-[^"]*"[^>]*>(.*?)</a>', html, re.DOTALL)
     assert [" ".join(each.split()) for each in found] == links
-    plain = render(PAGE, f"## Start\n\n{text}\n").stdout
-    assert "#term-" not in plain
+
+
+@pytest.mark.parametrize(
+    ("package", "wheel", "message"),
+    [
+        ("gear", "", "there are no modules in src/gear"),
+        ("gears", "import os\n", "src/gears/wheel.py has no docstring"),
+        (
+            "gears",
+            '"""A wheel."""\n\n\ndef turn(): ...\n',
+            "src/gears/__init__.py exports Link, which no module documents",
+        ),
+    ],
+)
+def test_a_reference_that_lacks_something(render, book, package, wheel, message):
+    (book / "src/gears/wheel.py").write_text(wheel, encoding="utf-8")
+    done = render(PAGE, f'::: {{.reference package="{package}"}}\n:::\n')
+    assert done.stderr == f'{PAGE}:1: .reference package="{package}": {message}\n'
 
 
 def test_a_tooltip_shows_formulas_as_text(render, book):
