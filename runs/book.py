@@ -41,7 +41,7 @@ RANK_COLORS = (
 FOREGROUND, MUTED, LINE, SURFACE, BACKGROUND = "#1b1f24", "#57606a", "#8b949e", "#f6f8fa", "#ffffff"
 
 # What ran, for the recorder.
-facts: dict[str, Any] = {"provenance": None, "data_used": False}
+facts: dict[str, Any] = {"provenance": None, "data": None}
 
 
 def record(**values: float | str) -> None:
@@ -159,11 +159,12 @@ def data_dir() -> Path | None:
     """The folder given by ``--data-dir`` (or DATA_DIR of ``make record``); None if not given."""
     given = os.environ.get("MINIDDP_DATA_DIR") or _option("--data-dir")
     if not given:
+        facts["data"] = "hub or sample"
         return None
     folder = Path(given)
     if not folder.is_dir():
         raise FileNotFoundError(f"--data-dir: no folder {given}")
-    facts["data_used"] = True
+    facts["data"] = "folder"
     return folder
 
 

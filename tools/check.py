@@ -1,4 +1,4 @@
-"""Check the book without executing anything: recordings, chapters, diagrams.
+"""Check the book without executing anything: recordings and chapters.
 
     python tools/check.py
     python tools/check.py --strict
@@ -10,15 +10,16 @@ Needs only Python's standard library.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+import shutil
+import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import arguments
 import digest
 import scrub
 
@@ -48,6 +49,10 @@ class BadRecording(ValueError):  # noqa: N818
     """A file under recordings/ that is not a recording; the message says why."""
 
 
+class GitError(Exception):
+    """A git command that failed, in one line."""
+
+
 # Freshness
 
 
@@ -59,6 +64,8 @@ def read_recording(path: Path) -> dict[str, Any]:
     """The notebook in a file; BadRecording if it is none or lacks what a recording carries."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadRecording(f"there is no recording {path.name}") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise BadRecording(f"{path.name} is not a notebook: not JSON") from None
     if (
@@ -76,6 +83,9 @@ def read_recording(path: Path) -> dict[str, Any]:
             raise BadRecording(f"{path.name} lacks the metadata {key!r}")
         if not isinstance(carried[key], kind):
             raise BadRecording(f"{path.name}: metadata {key!r} is {carried[key]!r}")
+    for said in carried.get("accepted", []):
+        if not {"reason", "date", "commit"} <= said.keys():
+            raise BadRecording(f"{path.name}: metadata 'accepted' needs reason, date and commit")
     return notebook
 
 
@@ -92,6 +102,28 @@ def freshness(root: Path, run: str, kind: str) -> tuple[str, list[str]]:
     return ("stale" if changes else "fresh"), changes
 
 
+def own_code_changed(root: Path, notebook: dict[str, Any]) -> bool:
+    carried = notebook["metadata"]["miniddp"]
+    own = f"runs/{carried['run']}.py"
+    return bool(carried["symbols"].get(own) != digest.symbols(root, carried["run"])[own])
+
+
+def texts_differ(root: Path, run: str, kind: str) -> bool:
+    """Whether a recording of the run's code has not the texts that the run has now."""
+    try:
+        notebook = read_recording(recording_path(root, run, kind))
+    except BadRecording:
+        return False
+    if own_code_changed(root, notebook):
+        return False
+    source = (root / "runs" / f"{run}.py").read_text(encoding="utf-8")
+    now = [(cell.kind, cell.name, cell.source) for cell in digest.cells(source, f"{run}.py")]
+    return now != [
+        (cell["cell_type"], cell["metadata"].get("name"), "".join(cell["source"]))
+        for cell in notebook["cells"]
+    ]
+
+
 def status(root: Path) -> dict[str, dict[str, str]]:
     """``{"05-ring": {"cpu": "fresh", "gpu": "stale"}}``: what the book's badges say."""
     return {
@@ -106,6 +138,7 @@ def status_text(root: Path) -> str:
 
 def write_status(root: Path) -> None:
     unfinished = root / f"{STATUS}.unfinished"
+    unfinished.parent.mkdir(exist_ok=True)
     unfinished.write_text(status_text(root), encoding="utf-8")
     unfinished.replace(root / STATUS)
 
@@ -118,6 +151,10 @@ def freshness_problems(root: Path) -> Iterator[str]:
             more = f", and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
             why = f": {', '.join(changes[:SHOWN])}{more}" if changes else ""
             yield f"recordings/{run}.cpu.ipynb is {state}{why} (make record RUN={run})"
+        for kind in KINDS:
+            if texts_differ(root, run, kind):
+                fix = "tools/record.py --prose" + (" --kind gpu" if kind == "gpu" else "")
+                yield f"recordings/{run}.{kind}.ipynb lacks the latest texts of its run ({fix})"
     file = root / STATUS
     if not file.is_file() or file.read_text(encoding="utf-8") != status_text(root):
         yield f"{STATUS} is out of date (python tools/check.py --write-status)"
@@ -132,6 +169,7 @@ def recordings(root: Path) -> list[Path]:
 
 def recording_problems(root: Path) -> Iterator[str]:
     runs = digest.run_names(root)
+    known = history(root)
     for path in recordings(root):
         where = f"recordings/{path.name}"
         try:
@@ -146,8 +184,39 @@ def recording_problems(root: Path) -> Iterator[str]:
             yield f"{where} has no run: runs/{carried['run']}.py does not exist"
         if not re.fullmatch(r"[0-9a-f]{40}", carried["commit"]):
             yield f"{where}: commit is {carried['commit']!r}, expected 40 hex digits"
+        elif lost := lost_commit(carried, known):
+            yield f"{where}: {lost}"
         yield from (f"{where}: {problem}" for problem in cell_problems(notebook))
         yield from (f"{where} holds {trace}" for trace in machine_traces(notebook))
+
+
+def has_git(root: Path) -> bool:
+    return bool(shutil.which("git")) and (root / ".git").exists()
+
+
+def git(root: Path, *command: str) -> str:
+    done = subprocess.run(["git", "-C", root, *command], capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise GitError(f"git {command[0]} failed: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
+
+
+def history(root: Path) -> set[str] | None:
+    """The commits that led to this one; None where git cannot tell: no clone, or a shallow one."""
+    if not has_git(root) or git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
+        return None
+    return set(git(root, "rev-list", "HEAD").split())
+
+
+def lost_commit(carried: dict[str, Any], known: set[str] | None) -> str | None:
+    """What is wrong when no commit that a recording names led to the present one."""
+    accepted = [said["commit"] for said in carried.get("accepted", [])]
+    if known is None or known & {carried["commit"], *accepted}:
+        return None
+    return (
+        f"commit {carried['commit'][:7]} is not in the history of this branch (after a squash or "
+        "a rebase: tools/record.py --accept)"
+    )
 
 
 def cell_problems(notebook: dict[str, Any]) -> Iterator[str]:
@@ -246,7 +315,7 @@ def page_problems(root: Path) -> Iterator[str]:
             yield f"{name} is not listed in _quarto.yml"
     for run in digest.run_names(root):
         if not (root / "runs" / f"{run}.qmd").is_file():
-            yield f"runs/{run}.py has no page: runs/{run}.qmd does not exist"
+            yield f"runs/{run}.py has no page runs/{run}.qmd (make record RUN={run} writes it)"
 
 
 def chapter_problems(root: Path) -> Iterator[str]:
@@ -278,31 +347,22 @@ def bibliography_keys(root: Path) -> list[str]:
     return re.findall(r"^\s*@\w+\s*\{\s*([^\s,}]+)\s*,", entries, re.MULTILINE)
 
 
-def citations(text: str) -> Iterator[tuple[int, str]]:
-    """The keys that markdown cites, with their lines; not `@fig-ring`, which is a reference."""
+def citations(text: str) -> Iterator[str]:
+    """The keys that markdown cites; not `@fig-ring`, which is a reference."""
     text = hidden(text, *UNREAD, r"(`+)(?!`).+?(?<!`)\1(?!`)", r"<[^<>\s]+@[^<>\s]+>")
     for match in CITATION.finditer(text):
         if not CROSS_REFERENCE.match(match[1]):
-            yield text.count("\n", 0, match.start()) + 1, match[1]
-
-
-def citation_problems(root: Path) -> Iterator[str]:
-    """Citations of what the bibliography lacks, and entries of it under one key."""
-    keys = bibliography_keys(root)
-    for key in sorted({key for key in keys if keys.count(key) > 1}):
-        yield f"the bibliography has {keys.count(key)} entries @{key}"
-    for path in pages(root):
-        name = path.relative_to(root).as_posix()
-        for line, key in citations(path.read_text(encoding="utf-8")):
-            if key not in keys:
-                yield f"{name}, line {line}: @{key}: the bibliography has no such entry"
+            yield match[1]
 
 
 def uncited(root: Path) -> Iterator[str]:
-    """Entries of the bibliography that no page cites."""
+    """Entries of the bibliography that no page cites, and keys of two entries."""
     texts = [path.read_text(encoding="utf-8") for path in pages(root)]
-    cited = {key for text in texts for _, key in citations(text)}
-    for key in bibliography_keys(root):
+    cited = {key for text in texts for key in citations(text)}
+    keys = bibliography_keys(root)
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        yield f"the bibliography has {keys.count(key)} entries @{key}"
+    for key in keys:
         if key not in cited:
             yield f"@{key} stands in the bibliography, and no page cites it"
 
@@ -320,33 +380,6 @@ def fence_openings(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
         elif fence.startswith(open_fence) and not rest.strip():
             open_fence = ""
-
-
-def diagram_problems(root: Path) -> Iterator[str]:
-    """What an SVG needs to be read aloud, to scale and to stand beside others on a page."""
-    svg = "{http://www.w3.org/2000/svg}"
-    for path in sorted((root / "vis").glob("*.svg")):
-        if path.stem == "favicon":
-            continue
-        where = f"vis/{path.name}"
-        try:
-            tree = ElementTree.parse(path).getroot()
-        except ElementTree.ParseError as error:
-            yield f"{where} is not well-formed XML: {error}"
-            continue
-        if tree.tag != f"{svg}svg":
-            yield f"{where}: the root element is not <svg> of {svg.strip('{}')}"
-            continue
-        for name in ("title", "desc"):
-            element = tree.find(f"{svg}{name}")
-            if element is None or not "".join(element.itertext()).strip():
-                yield f"{where} has no <{name}>"
-        if "viewBox" not in tree.attrib:
-            yield f"{where} has no viewBox"
-        for element in tree.iter():
-            identity = element.get("id", path.stem)
-            if identity != path.stem and not identity.startswith(f"{path.stem}-"):
-                yield f"{where}: id {identity!r} does not start with '{path.stem}-'"
 
 
 UNITS = (
@@ -443,11 +476,6 @@ def _without_inline_markup(paragraph: str) -> str:
 # Command line
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"check.py: {message} (see --help)\n")
-
-
 def report(root: Path) -> Iterator[str]:
     """One line per run: how fresh its recordings are."""
     width = max([len(run) for run in digest.run_names(root)], default=0)
@@ -459,11 +487,11 @@ def report(root: Path) -> Iterator[str]:
         yield f"{run:<{width}}  {said}{why}".rstrip()
 
 
-def main(arguments: list[str], root: Path = ROOT) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: list[str], root: Path = ROOT) -> int:
+    parser = arguments.Parser(__doc__)
     parser.add_argument("--write-status", action="store_true", help=f"write {STATUS}")
     parser.add_argument("--strict", action="store_true", help="take every warning for an error")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     try:
         if options.write_status:
             write_status(root)
@@ -476,15 +504,15 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
                 recording_problems,
                 page_problems,
                 chapter_problems,
-                citation_problems,
-                diagram_problems,
             )
             for problem in check(root)
         ]
         warnings = [*uncommitted(root), *typed_numbers(root), *uncited(root)]
-    except (digest.DigestError, OSError) as error:
+    except (digest.DigestError, GitError, OSError) as error:
         print(f"check.py: {error}", file=sys.stderr)
         return 2
+    if history(root) is None:
+        print("note: no git history here, so the commits of the recordings are not checked")
     for warning in warnings:
         print(f"warning: {warning}")
     for problem in problems:

@@ -1,10 +1,9 @@
 """Which code a run exercises, and a digest of each piece.
 
 A run reaches the names of ``miniddp`` that its code cells use, and through them every name of the
-package's modules that those use in turn. The digest of a symbol covers its source without
-docstrings, comment lines and blank lines, so editing prose does not make a recording stale.
-Everything is read from text: nothing is imported or executed, and only Python's standard library
-is needed.
+packages' modules that those use in turn. The digest of a symbol sees behaviour: comments,
+docstrings, line breaks and type hints do not count. It is the same under every Python. Everything
+is read from text: nothing is imported or executed, and only Python's standard library is needed.
 
     python tools/digest.py 05-ring
 """
@@ -100,7 +99,7 @@ def _without_header(cell: Cell) -> Cell:
 
 
 class Module:
-    """The names that one file defines and imports, and its lines without prose."""
+    """The names that one file defines and imports; ``tree`` is its code as far as it acts."""
 
     def __init__(self, name: str, path: Path, is_package: bool = False):
         self.name = name
@@ -112,22 +111,12 @@ class Module:
             raise DigestError(
                 f"{path.name}, line {error.lineno}: not valid Python: {error.msg}"
             ) from None
+        if not re.search(r"\b(get_type_hints|__annotations__|singledispatch)\b", self.source):
+            self.tree = _WithoutHints().visit(self.tree)
+        self.tree = _WithoutProse(is_run=name.endswith(".py")).visit(self.tree)
         self.package = name if is_package else name.rpartition(".")[0]
-        self.lines = _without_prose(self.source, self.tree)
         self.imports = self._imports()
         self.definitions, self.statements = self._definitions()
-
-    def text(self, nodes: Iterable[ast.stmt]) -> str:
-        """The lines of these statements without prose."""
-        kept = []
-        for node in nodes:
-            decorators = getattr(node, "decorator_list", [])
-            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-            kept += self.between(first, node.end_lineno or first)
-        return "\n".join(kept)
-
-    def between(self, first: int, last: int) -> list[str]:
-        return [line for line in self.lines[first - 1 : last] if line is not None]
 
     def _imports(self) -> dict[str, set[tuple[str, str | None]]]:
         found: dict[str, set[tuple[str, str | None]]] = defaultdict(set)
@@ -156,7 +145,7 @@ class Module:
         definitions: dict[str, list[ast.stmt]] = defaultdict(list)
         bare = []
         for node in self.tree.body:
-            if _is_prose_or_import(node):
+            if _is_import(node):
                 continue
             names = _bound_names(node)
             for name in names:
@@ -166,9 +155,7 @@ class Module:
         return definitions, bare
 
 
-def _is_prose_or_import(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return True
+def _is_import(node: ast.stmt) -> bool:
     if isinstance(node, ast.If) and ast.unparse(node.test) in (
         "__name__ == '__main__'",
         "TYPE_CHECKING",
@@ -205,41 +192,53 @@ def _target_names(target: ast.expr) -> Iterator[str]:
         yield target.id
 
 
-def _docstrings(tree: ast.AST) -> list[ast.Constant]:
-    found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        first = node.body[0] if node.body else None
-        if (
-            isinstance(first, ast.Expr)
-            and isinstance(first.value, ast.Constant)
-            and isinstance(first.value.value, str)
-        ):
-            found.append(first.value)
-    return found
+class _WithoutProse(ast.NodeTransformer):
+    """Drops docstrings, and other strings that stand alone. The cell of a run may show one."""
+
+    def __init__(self, is_run: bool):
+        self.is_run = is_run
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text and not (self.is_run and node.col_offset == 0) else node
 
 
-def _without_prose(source: str, tree: ast.Module) -> list[str | None]:
-    """Every line of a file; None where it is a docstring, a comment or blank."""
-    lines = [line.encode() for line in source.split("\n")]
-    docstrings = _docstrings(tree)
-    kept = set()
-    for node in ast.walk(tree):
-        text = isinstance(node, ast.JoinedStr) or (
-            isinstance(node, ast.Constant) and isinstance(node.value, str)
-        )
-        if text and node not in docstrings:
-            kept.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    for node in docstrings:
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-        lines[first : last + 1] = [before + after, *[b""] * (last - first)]
-    prose = re.compile(rb"\s*(#.*)?$")
-    return [
-        None if number not in kept and prose.match(line) else line.decode().rstrip()
-        for number, line in enumerate(lines, 1)
-    ]
+class _WithoutHints(ast.NodeTransformer):
+    """Drops type hints, but not those that make the fields of a class."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        fields = [inner for inner in node.body if isinstance(inner, ast.AnnAssign)]
+        kept = fields if node.decorator_list or node.bases or node.keywords else []
+        node.body = [inner if inner in kept else self.visit(inner) for inner in node.body]
+        node.body = [inner for inner in node.body if inner]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
+        if node.value is None:
+            return None
+        return ast.copy_location(ast.Assign([node.target], self.visit(node.value)), node)
+
+
+def _canonical(node: object) -> object:
+    """Nested tuples of a syntax tree, the same for every Python that reads it."""
+    if isinstance(node, list):
+        return tuple(map(_canonical, node))
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    skipped = ("ctx", "kind", "type_comment")
+    inner = ((name, _canonical(value)) for name, value in fields if name not in skipped)
+    return (type(node).__name__, *inner)
 
 
 # What a run reaches
@@ -283,14 +282,22 @@ class Project:
             if symbol in found:
                 continue
             found.add(symbol)
-            module = self.module(symbol[0])
-            assert module is not None
-            nodes = module.statements if symbol[1] == IMPORT_TIME else module.definitions[symbol[1]]
-            for node in nodes:
+            module = self.defined_in(symbol[0])
+            for node in self.nodes(symbol):
                 waiting += self._uses(module, node)
             if module.statements:
                 waiting.append((module.name, IMPORT_TIME))
         return found
+
+    def nodes(self, symbol: Symbol) -> list[ast.stmt]:
+        """The statements that define a symbol."""
+        module = self.defined_in(symbol[0])
+        return module.statements if symbol[1] == IMPORT_TIME else module.definitions[symbol[1]]
+
+    def defined_in(self, name: str) -> Module:
+        module = self.module(name)
+        assert module is not None
+        return module
 
     def _uses(self, module: Module, node: ast.AST) -> Iterator[Symbol]:
         if isinstance(node, ast.Attribute | ast.Name):
@@ -298,13 +305,14 @@ class Project:
             if chain:
                 yield from self._resolve_chain(module, chain)
                 return
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for name in re.findall(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+", node.value):
                 if self.module(name):
                     yield from self._whole(name)
         for child in ast.iter_child_nodes(node):
-            if not _is_docstring(node, child):
-                yield from self._uses(module, child)
+            yield from self._uses(module, child)
 
     def _resolve_chain(self, module: Module, chain: list[str]) -> Iterator[Symbol]:
         first, *rest = chain
@@ -373,37 +381,41 @@ def _dotted(node: ast.expr) -> list[str]:
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
 
 
-def _is_docstring(parent: ast.AST, child: ast.AST) -> bool:
-    return isinstance(parent, ast.Expr) and isinstance(child, ast.Constant)
-
-
 # Digests
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a run exercises: the digest of each symbol, the files, the packages imported late."""
+
+    digests: dict[str, str]
+    files: list[Path]
+    imported: set[str]
+
+
+def reach(root: Path, run: str) -> Reach:
+    project = Project(root)
+    own = project.run(run)
+    code = {own.name: own_code(own)}
+    files = {own.path}
+    for symbol in sorted(project.reached(own)):
+        code[":".join(symbol)] = project.nodes(symbol)
+        files.add(project.defined_in(symbol[0]).path)
+    nodes = [inner for part in code.values() for node in part for inner in ast.walk(node)]
+    imported = {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    digests = {name: digest_of(part) for name, part in code.items()}
+    own_digest = {own.name: digests.pop(own.name)}
+    return Reach(
+        {**digests, **own_digest}, sorted(files), {name.partition(".")[0] for name in imported}
+    )
 
 
 def symbols(root: Path, run: str) -> dict[str, str]:
     """The digest of every symbol that a run reaches, and of the run's own code cells."""
-    project = Project(root)
-    own = project.run(run)
-    found = {}
-    for module_name, name in project.reached(own):
-        module = project.module(module_name)
-        assert module is not None
-        nodes = module.statements if name == IMPORT_TIME else module.definitions[name]
-        found[f"{module_name}:{name}"] = _digest(module.text(nodes))
-    return {**dict(sorted(found.items())), own.name: _digest(_own_code(own))}
-
-
-def reached_source(root: Path, run: str) -> dict[Path, str]:
-    """The files that a run reaches, each with the text of what it reaches there."""
-    project = Project(root)
-    own = project.run(run)
-    texts = defaultdict(list, {own.path: [_own_code(own)]})
-    for module_name, name in sorted(project.reached(own)):
-        module = project.module(module_name)
-        assert module is not None
-        nodes = module.statements if name == IMPORT_TIME else module.definitions[name]
-        texts[module.path].append(module.text(nodes))
-    return {path: "\n".join(parts) for path, parts in texts.items()}
+    return reach(root, run).digests
 
 
 def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
@@ -418,16 +430,18 @@ def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
     return changed + removed + added
 
 
-def _own_code(run: Module) -> str:
-    lines = []
+def own_code(run: Module) -> list[ast.AST]:
+    """The code cells of a run, each behind its name."""
+    found: list[ast.AST] = []
     for cell in cells(run.source, run.name):
         if cell.kind == "code":
-            lines += [f"# %% {cell.name or ''}", *run.between(cell.line, cell.last_line)]
-    return "\n".join(lines)
+            inside = [n for n in run.tree.body if cell.line <= n.lineno <= cell.last_line]
+            found += [ast.Constant(cell.name), ast.Constant(cell.source.endswith(";")), *inside]
+    return found
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def digest_of(nodes: Iterable[ast.AST]) -> str:
+    return hashlib.sha256(repr(_canonical(list(nodes))).encode()).hexdigest()[:16]
 
 
 def main(arguments: list[str]) -> int:

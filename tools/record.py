@@ -1,84 +1,77 @@
 """Execute runs and save their recordings.
 
-    python tools/record.py 05-ring
-    python tools/record.py --stale --data-dir path/to/mrpc
+    python tools/record.py                          what is stale or missing, on the CPU
+    python tools/record.py 05-ring --kind gpu
+    python tools/record.py --kind gpu --output brought --budget 540 --data-dir path/to/mrpc
+    python tools/record.py --merge brought          take over what another machine recorded
+    python tools/record.py --prose 05-ring          bring texts up to date without executing
+    python tools/record.py --accept 05-ring --reason "the loop became a function"
 
-A recording is only saved if every cell, and so every assertion, passes.
+A recording is only saved if every cell, and so every assertion, passes. --accept declares that the
+code still does what it did when it was recorded; the badge of the recording says so, with the
+reason. --merge, --prose and --accept need Python's standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
-import logging
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import arguments
 import check
 import digest
+import execute
 import scrub
+from execute import RecordError
 
 ROOT = digest.ROOT
 VALUES = "application/vnd.miniddp.values+json"
-FACTS = "application/json"
-TRACEBACK_LINES = 12
 OPTIONAL_PACKAGES = ("transformers", "datasets", "tokenizers")
-
-# Executed in the run's kernel after its last cell, and not saved.
-ASK_FACTS = """
-import sys
-import book
-from IPython.display import display
-from ipykernel.compiler import get_file_name
-_torch = sys.modules.get("torch")
-if (book.facts["provenance"] or {}).get("device") == "cuda":
-    import torch as _torch
-_cuda = _torch is not None and _torch.cuda.is_available()
-_used_cuda = _cuda and _torch.cuda.is_initialized()  # asking for names initialises it
-display({"application/json": {
-    **book.facts,
-    "gpus": [_torch.cuda.get_device_name(i) for i in range(_torch.cuda.device_count())]
-    if _cuda else [],
-    "used_cuda": _used_cuda,
-    "cuda": _torch.version.cuda if _cuda else None,
-    "cell_files": [get_file_name(code) for code in In],
-    "imported": sorted({name.partition(".")[0] for name in sys.modules}),
-}}, raw=True)
-"""
-
-
-class RecordError(Exception):
-    """Why a run could not be recorded, in a line or with the end of a traceback."""
+LEAST_SECONDS = 15.0  # no run is started with less of the budget left
+# What a GPU says first; the other runs follow in the order of the book.
+WORTH = ("10-repair", "07-buckets", "05-ring", "14-memory", "09-train", "11-scaling", "06-sync")
+FAILURES = (RecordError, check.BadRecording, check.GitError, digest.DigestError, OSError)
+DATA = {
+    "folder": "MRPC, the original files",
+    "hub": "MRPC, from the Hugging Face hub",
+    "sample": "the sample that comes with miniddp",
+}
 
 
 # One run
 
 
-def record(root: Path, run: str, options: argparse.Namespace) -> Path:
+def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -> Path:
     """Execute one run and save its recording; returns the file."""
     path = root / "runs" / f"{run}.py"
-    symbols = digest.symbols(root, run)
-    reached = digest.reached_source(root, run)
-    commit, dirty = commit_of(root, list(reached), options.commit, options.allow_dirty)
+    reach = digest.reach(root, run)
+    commit, dirty = commit_of(root, reach.files, options.commit, options.allow_dirty)
     cells = digest.cells(path.read_text(encoding="utf-8"), path.name)
     print(f"{run}:", flush=True)
     started = time.monotonic()
-    notebook, facts = execute(root, run, cells, options.data_dir, options.timeout)
+    notebook, facts = execute.execute(
+        root,
+        run,
+        cells,
+        kind=options.kind,
+        data_dir=options.data_dir,
+        timeout=options.timeout,
+        deadline=deadline,
+    )
     seconds = time.monotonic() - started
     kind = kind_of(facts)
-    command = f"make record RUN={run}"
-    if facts["data_used"]:
-        command += " DATA_DIR=path/to/mrpc"
+    if kind != options.kind:
+        raise RecordError(f"provenance says {kind}, expected {options.kind}")
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -89,155 +82,49 @@ def record(root: Path, run: str, options: argparse.Namespace) -> Path:
             "device_count": len(facts["gpus"]) if kind == "gpu" else 0,
             "world_size": facts["provenance"]["world_size"],
             "backend": facts["provenance"]["backend"],
-            "versions": versions(facts, "\n".join(reached.values())),
-            "data": data_digest(options.data_dir) if facts["data_used"] else None,
+            "versions": versions(facts, reach.imported),
+            "data": data_used(facts["data"], options.data_dir),
             "commit": commit,
             "dirty": dirty,
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "command": command,
+            "date": today(),
+            "command": command_of(run, kind, facts["data"]),
             "seconds": round(seconds, 1),
-            "symbols": symbols,
+            "symbols": reach.digests,
         },
     }
     words = scrub.vocabulary([root / "src", root / "runs"])
-    places = cell_places(run, cells, notebook, facts["cell_files"])
-    clean(notebook, scrub.Scrubber(root, options.data_dir, words, places))
+    places = execute.cell_places(run, cells, notebook, facts["cell_files"])
+    execute.clean(notebook, scrub.Scrubber(root, options.data_dir, words, places))
     refuse_bad_notebook(notebook)
-    if digest.symbols(root, run) != symbols:
+    if digest.symbols(root, run) != reach.digests:
         raise RecordError("the code changed while the run was executed: record it again")
-    return save(notebook, (options.output or root / "recordings") / f"{run}.{kind}.ipynb")
+    target = options.output or root / "recordings"
+    return save(as_json(notebook), target / f"{run}.{kind}.ipynb")
 
 
-def execute(
-    root: Path, run: str, cells: list[digest.Cell], data_dir: Path | None, timeout: float
-) -> tuple[Any, dict[str, Any]]:
-    """Run every code cell in a new kernel of this Python; the notebook and what ran."""
-    from jupyter_client.kernelspec import KernelSpecManager
-    from jupyter_client.manager import AsyncKernelManager
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-
-    logging.getLogger("traitlets").setLevel(logging.CRITICAL)
-    notebook = new_notebook(cells)
-    with tempfile.TemporaryDirectory() as folder:
-        write_kernelspec(Path(folder) / "recording")
-        client = NotebookClient(notebook, timeout=timeout, record_timing=False)
-        client.km = AsyncKernelManager(
-            kernel_name="recording",
-            kernel_spec_manager=KernelSpecManager(kernel_dirs=[folder]),
-            **({"transport": "ipc", "ip": f"{folder}/kernel"} if os.name == "posix" else {}),
-        )
-        environment = kernel_environment(root, run, data_dir, Path(folder))
-        with client.setup_kernel(env=environment, cwd=str(root)):
-            for number, (cell, node) in enumerate(zip(cells, notebook.cells, strict=True)):
-                if cell.kind != "code" or not cell.source:
-                    continue
-                print(f"  {label(cell):<44}", end="", flush=True)
-                started = time.monotonic()
-                try:
-                    client.execute_cell(node, number)
-                except CellExecutionError as error:
-                    refuse(cells, notebook, number, failure_lines(error, node), root)
-                except CellTimeoutError:
-                    refuse(cells, notebook, number, f"ran longer than {timeout:g} s", root)
-                except DeadKernelError:
-                    refuse(cells, notebook, number, "the Python process died", root)
-                print(f"{time.monotonic() - started:8.1f} s", flush=True)
-            return notebook, ask_facts(client)
+def command_of(run: str, kind: str, data: str | None) -> str:
+    parts = ["make record", f"RUN={run}"]
+    parts += ["KIND=gpu"] if kind == "gpu" else []
+    parts += ["DATA_DIR=path/to/mrpc"] if data == "folder" else []
+    return " ".join(parts)
 
 
-def new_notebook(cells: list[digest.Cell]) -> Any:
-    from nbformat import v4
-
-    made = []
-    for number, cell in enumerate(cells, 1):
-        metadata = {"name": cell.name} if cell.name else {}
-        proper_name = re.fullmatch(r"[\w-]{1,64}", cell.name or "", re.ASCII)
-        identity = cell.name if proper_name else f"cell-{number:02d}"
-        new = {"code": v4.new_code_cell, "markdown": v4.new_markdown_cell}.get(
-            cell.kind, v4.new_raw_cell
-        )
-        made.append(new(cell.source, id=identity, metadata=metadata))
-    return v4.new_notebook(cells=made)
+def today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
 
 
-def write_kernelspec(folder: Path) -> None:
-    """A kernel of the running interpreter, so that none needs to be installed."""
-    folder.mkdir()
-    arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec = {"argv": arguments, "display_name": "recording", "language": "python"}
-    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-
-
-def kernel_environment(
-    root: Path, run: str, data_dir: Path | None, scratch: Path
-) -> dict[str, str]:
-    quiet = ["ignore:IProgress not found", os.environ.get("PYTHONWARNINGS", "")]
-    search = [str(root / "src"), str(root / "runs"), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(part for part in search if part),
-        "PYTHONWARNINGS": ",".join(part for part in quiet if part),
-        "MINIDDP_RUN": run,
-        "IPYTHONDIR": str(scratch / "ipython"),
-        "MPLBACKEND": "agg",
-        "NO_COLOR": "1",
-    }
-    environment.pop("MINIDDP_DATA_DIR", None)
-    if data_dir:
-        environment["MINIDDP_DATA_DIR"] = str(data_dir)
-    return environment
-
-
-def ask_facts(client: Any) -> dict[str, Any]:
-    from nbformat import v4
-
-    cell = v4.new_code_cell(ASK_FACTS)
-    client.nb.cells.append(cell)
-    try:
-        client.execute_cell(cell, len(client.nb.cells) - 1)
-    finally:
-        client.nb.cells.pop()
-    return next(output.data[FACTS] for output in cell.outputs if FACTS in output.get("data", {}))
-
-
-def label(cell: digest.Cell) -> str:
-    return (cell.name or cell.source.lstrip().splitlines()[0])[:42]
-
-
-# Failures
-
-
-def failure_lines(error: Any, node: Any) -> str:
-    outputs = [output for output in node.outputs if output.output_type == "error"]
-    lines = outputs[-1].traceback if outputs else [f"{error.ename}: {error.evalue}"]
-    return scrub.ESCAPE.sub("", "\n".join(lines))
-
-
-def refuse(cells: list[digest.Cell], notebook: Any, number: int, what: str, root: Path) -> NoReturn:
-    """Raise RecordError with the cell, its source line and the end of the traceback."""
-    print("   failed", flush=True)
-    cell, line = failing_line(cells, notebook, number, what)
-    source = cell.source.split("\n")[line - cell.line].strip()
-    name = f'cell "{cells[number].name}"' if cells[number].name else f"cell {number + 1}"
-    tail = [text for text in scrub.Scrubber(root).text(what).split("\n") if text.strip()]
-    shown = "\n".join(f"    {text}" for text in tail[-TRACEBACK_LINES:])
-    raise RecordError(f"{name} failed at line {line}: {source}\n{shown}")
-
-
-def failing_line(
-    cells: list[digest.Cell], notebook: Any, number: int, what: str
-) -> tuple[digest.Cell, int]:
-    """The innermost line of the run in a traceback; else the first line of the cell."""
-    by_count = {
-        node.execution_count: cell
-        for cell, node in zip(cells, notebook.cells, strict=True)
-        if node.get("execution_count")
-    }
-    for count, line in reversed(re.findall(r"Cell In\[(\d+)\], line (\d+)", what)):
-        if cell := by_count.get(int(count)):
-            return cell, min(cell.line + int(line) - 1, cell.last_line)
-    return cells[number], cells[number].line
+def uses_a_gpu(root: Path, run: str) -> bool:
+    """Whether a run takes a GPU where there is one: its provenance() does not say ``"cpu"``."""
+    tree = ast.parse((root / "runs" / f"{run}.py").read_text(encoding="utf-8"))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    for call in (call for call in calls if call.func.id == "provenance"):
+        given = [word.value for word in call.keywords if word.arg == "device"] + call.args[:1]
+        return not any(isinstance(value, ast.Constant) and value.value == "cpu" for value in given)
+    return False
 
 
 # Provenance
@@ -267,17 +154,13 @@ def cpu_name() -> str:
     return f"{cores}-core {' '.join(name.split())} CPU"
 
 
-def versions(facts: dict[str, Any], source: str) -> dict[str, str]:
+def versions(facts: dict[str, Any], late: set[str]) -> dict[str, str]:
     """Versions of what the run imported, in its own process or in that of a rank."""
     from importlib import metadata
 
     found = {"python": platform.python_version()}
     wanted = [name for name in ("torch", "miniddp", "numpy") if name in facts["imported"]]
-    wanted += [
-        name
-        for name in OPTIONAL_PACKAGES
-        if name in facts["imported"] or re.search(rf"(?m)^\s*(from|import) {name}\b", source)
-    ]
+    wanted += [name for name in OPTIONAL_PACKAGES if name in facts["imported"] or name in late]
     for name in wanted:
         try:
             found[name] = metadata.version(name).partition("+")[0]
@@ -295,14 +178,22 @@ def own_version() -> str:
     return match[1] if match else "unknown"
 
 
-def data_digest(folder: Path) -> dict[str, str]:
-    """The name and the digest of the data files in a folder: of their names and contents."""
+def data_used(source: str | None, folder: Path | None) -> dict[str, str] | None:
+    """Which data a run read, and the digest of the data files in a folder."""
+    if source is None:
+        return None
+    found = {"source": source, "name": DATA[source]}
+    return {**found, "sha256": data_digest(folder)} if source == "folder" and folder else found
+
+
+def data_digest(folder: Path) -> str:
+    """Of the names and contents of the data files in a folder."""
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".arrow"):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             whole.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
-    return {"name": "MRPC", "sha256": whole.hexdigest()}
+    return whole.hexdigest()
 
 
 def commit_of(
@@ -310,14 +201,15 @@ def commit_of(
 ) -> tuple[str, bool]:
     """The commit that is recorded, and whether the run's code differs from it."""
     given = given or os.environ.get("MINIDDP_COMMIT")
-    if not shutil.which("git") or not (root / ".git").exists():
+    if not check.has_git(root):
         if not given or not re.fullmatch(r"[0-9a-f]{40}", given):
             raise RecordError("no git repository here: give --commit with 40 hex digits")
         return given, allow_dirty
-    commit = git(root, "rev-parse", "HEAD").strip()
+    commit = check.git(root, "rev-parse", "HEAD").strip()
     if given and given != commit:
         raise RecordError(f"--commit is {given}, but the repository is at {commit}")
-    changed = {line[3:] for line in git(root, "status", "--porcelain", "-uall").splitlines()}
+    changed = set(check.git(root, "diff", "HEAD", "--name-only", "--no-renames").splitlines())
+    changed.update(check.git(root, "ls-files", "--others", "--exclude-standard").splitlines())
     used = {path.relative_to(root).as_posix() for path in files} | {"runs/book.py"}
     used |= {path for path in changed if path.startswith("src/") and not path.endswith(".py")}
     dirty = sorted(changed & used)
@@ -326,59 +218,7 @@ def commit_of(
     return commit, bool(dirty)
 
 
-def git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if result.returncode:
-        raise RecordError(f"git {arguments[0]} failed: {result.stderr.strip().splitlines()[-1]}")
-    return result.stdout
-
-
-# The notebook that is saved
-
-
-def cell_places(
-    run: str, cells: list[digest.Cell], notebook: Any, files: list[str]
-) -> dict[str, tuple[str, int]]:
-    """Where in the run the temporary file of each executed cell came from."""
-    return {
-        files[node.execution_count]: (f"runs/{run}.py", cell.line)
-        for cell, node in zip(cells, notebook.cells, strict=True)
-        if node.get("execution_count")
-    }
-
-
-def clean(notebook: Any, scrubber: scrub.Scrubber) -> None:
-    """Leave in the outputs only what belongs to the book, in a stable order."""
-    for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
-        cell.metadata.pop("execution", None)
-        cell.outputs = merged(cell.outputs)
-        for output in cell.outputs:
-            if output.output_type == "stream":
-                output.text = scrubber.text(output.text)
-            else:
-                output.data = scrubber.bundle(output.data)
-                output.metadata = {}
-
-
-def merged(outputs: list[Any]) -> list[Any]:
-    """Neighbouring texts as one per stream: how they were cut depends on timing."""
-    found: list[Any] = []
-    streams: dict[str, Any] = {}
-    for output in outputs:
-        if output.output_type != "stream":
-            streams = {}
-            found.append(output)
-        elif output.name in streams:
-            streams[output.name].text += output.text
-        else:
-            streams[output.name] = output
-            found.append(output)
-            if output.name == "stdout" and "stderr" in streams:
-                found[-2:] = [found[-1], found[-2]]
-    return found
+# What is saved
 
 
 def refuse_bad_notebook(notebook: Any) -> None:
@@ -397,14 +237,24 @@ def refuse_bad_notebook(notebook: Any) -> None:
     nbformat.validate(notebook)
 
 
-def save(notebook: Any, path: Path) -> Path:
-    """Write beside the old recording, then take its place."""
+def as_json(notebook: Any) -> dict[str, Any]:
     import nbformat
 
+    plain: dict[str, Any] = json.loads(nbformat.writes(notebook))
+    return plain
+
+
+def save(notebook: dict[str, Any], path: Path) -> Path:
+    """Write beside the old recording, then take its place."""
+    for cell in notebook["cells"]:
+        if isinstance(cell["source"], str):
+            cell["source"] = cell["source"].splitlines(keepends=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:
-            file.write(nbformat.writes(notebook).rstrip("\n") + "\n")
+            json.dump(notebook, file, indent=1, ensure_ascii=False, sort_keys=True)
+            file.write("\n")
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -413,57 +263,150 @@ def save(notebook: Any, path: Path) -> Path:
     return path
 
 
+def write_missing_page(root: Path, run: str) -> None:
+    """The page that shows a run; Quarto wants the pages of a book to exist before it renders."""
+    page = root / "runs" / f"{run}.qmd"
+    if page.exists():
+        return
+    heading = re.search(r"(?m)^# # (.+)", (root / "runs" / f"{run}.py").read_text(encoding="utf-8"))
+    title = f"Run {run}: {heading[1]}" if heading else f"Run {run}"
+    description = "The executed notebook behind the outputs of this run, with its provenance."
+    page.write_text(
+        f"---\ntitle: {json.dumps(title, ensure_ascii=False)}\ndescription: "
+        f'"{description}"\n---\n\n::: {{.notebook name="{run}"}}\n:::\n',
+        encoding="utf-8",
+    )
+    print(f"  wrote runs/{run}.qmd: name it in _quarto.yml")
+
+
+# Without executing
+
+
+def refresh(root: Path, run: str, kind: str) -> Path:
+    """Give a recording the present texts of its run."""
+    notebook = check.read_recording(check.recording_path(root, run, kind))
+    if check.own_code_changed(root, notebook):
+        raise RecordError("its own code changed: record it, or --accept it")
+    return save_with_texts(root, run, kind, notebook)
+
+
+def accept(root: Path, run: str, kind: str, options: argparse.Namespace) -> Path:
+    """Take a recording for one of the present code, which is said to behave the same."""
+    notebook = check.read_recording(check.recording_path(root, run, kind))
+    carried = notebook["metadata"]["miniddp"]
+    reach = digest.reach(root, run)
+    if carried["symbols"] == reach.digests and not check.lost_commit(carried, check.history(root)):
+        raise RecordError(f"its {kind.upper()} recording is fresh: there is nothing to accept")
+    commit, _ = commit_of(root, reach.files, options.commit, allow_dirty=False)
+    said = {"reason": options.reason, "date": today(), "commit": commit}
+    carried["accepted"] = [*carried.get("accepted", []), said]
+    carried["symbols"] = reach.digests
+    return save_with_texts(root, run, kind, notebook)
+
+
+def save_with_texts(root: Path, run: str, kind: str, notebook: dict[str, Any]) -> Path:
+    source = (root / "runs" / f"{run}.py").read_text(encoding="utf-8")
+    cells = execute.notebook_cells(digest.cells(source, f"{run}.py"))
+    old = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    new = [cell for cell in cells if cell["cell_type"] == "code"]
+    if len(old) != len(new):
+        raise RecordError(f"it has {len(new)} code cells, the recording {len(old)}: record it")
+    for was, cell in zip(old, new, strict=True):
+        cell.update(execution_count=was["execution_count"], outputs=was["outputs"])
+    return save({**notebook, "cells": cells}, check.recording_path(root, run, kind))
+
+
+def merge(root: Path, path: Path) -> str:
+    """Copy a recording that another machine made into recordings/; says what it is."""
+    notebook = check.read_recording(path)
+    carried = notebook["metadata"]["miniddp"]
+    run, kind = carried["run"], carried["kind"]
+    if path.name != f"{run}.{kind}.ipynb":
+        raise RecordError(f"it says that it is {run} on {kind}")
+    if run not in digest.run_names(root):
+        raise RecordError(f"runs/{run}.py does not exist")
+    if carried["dirty"]:
+        raise RecordError("it was recorded from uncommitted code")
+    problems = [*check.cell_problems(notebook), *check.machine_traces(notebook)]
+    if lost := check.lost_commit(carried, check.history(root)):
+        problems.append(lost)
+    if problems:
+        raise RecordError(problems[0])
+    is_stale = carried["symbols"] != digest.symbols(root, run)
+    if is_stale and check.freshness(root, run, kind)[0] == "fresh":
+        raise RecordError("it is stale, and the recording that is there is fresh")
+    save(notebook, check.recording_path(root, run, kind))
+    return (
+        f"{carried['device']}, torch {carried['versions'].get('torch', '?')}, {carried['date']}, "
+        f"commit {carried['commit'][:7]}, {'stale' if is_stale else 'fresh'}"
+    )
+
+
 # Command line
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"record.py: {message} (see --help)\n")
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(given: list[str]) -> argparse.Namespace:
+    parser = arguments.Parser(__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="such as 05-ring")
-    parser.add_argument("--all", action="store_true", help="record every run")
-    parser.add_argument("--stale", action="store_true", help="record what is stale or missing")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--all", action="store_true", help="record every run")
+    mode.add_argument("--prose", action="store_true", help="only bring the texts up to date")
+    mode.add_argument("--accept", action="store_true", help="declare the behaviour unchanged")
+    mode.add_argument("--merge", type=Path, metavar="FOLDER", help="take over its recordings")
+    parser.add_argument("--reason", help="why the behaviour is unchanged")
+    parser.add_argument("--kind", choices=check.KINDS, default="cpu", help="(cpu)")
     parser.add_argument("--data-dir", type=Path, help="folder with the MRPC files")
     parser.add_argument("--output", type=Path, help="save in this folder instead of recordings/")
     parser.add_argument("--timeout", type=float, default=900, help="seconds per cell (900)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all runs together")
     parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code")
     parser.add_argument("--commit", help="the commit of this copy, where there is no git")
-    options = parser.parse_args(arguments)
-    if options.timeout <= 0:
-        parser.error("--timeout must be positive")
-    if options.data_dir:
-        if not options.data_dir.is_dir():
-            parser.error(f"--data-dir: no folder {options.data_dir}")
-        options.data_dir = options.data_dir.resolve()
+    options = parser.parse_args(given)
+    for name in ("timeout", "budget"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            parser.error(f"--{name} must be positive")
+    for name in ("data_dir", "merge"):
+        folder = getattr(options, name)
+        if folder and not folder.is_dir():
+            parser.error(f"--{name.replace('_', '-')}: no folder {folder}")
+        if folder:
+            setattr(options, name, folder.resolve())
+    if options.accept and not (options.runs and (options.reason or "").strip()):
+        parser.error('--accept needs a RUN and --reason "…"')
+    if options.runs and (options.merge or options.all):
+        parser.error("--merge and --all take no RUN")
     if options.output:
         options.output = options.output.resolve()
-        if not options.output.is_dir():
-            parser.error(f"--output: no folder {options.output}")
     return options
 
 
 def selected(root: Path, options: argparse.Namespace) -> list[str]:
-    names = digest.run_names(root)
-    known = ", ".join(names) or "none yet"
-    if options.all:
-        return names
-    if options.stale:
-        kind = "gpu" if has_gpu() else "cpu"
-        return [run for run, status in check.status(root).items() if status[kind] != "fresh"]
-    if not options.runs:
-        raise RecordError(f"name a run, or give --all or --stale; the runs are {known}")
-    runs = [Path(run).stem for run in options.runs]
+    """The runs that are named; else those without a fresh recording of this kind."""
+    known = digest.run_names(root)
+    runs = list(dict.fromkeys(Path(run).stem for run in options.runs))
     for run in runs:
-        if run not in names:
-            raise RecordError(f"no run named {run!r}; the runs are {known}")
-    return list(dict.fromkeys(runs))
+        if run not in known:
+            raise RecordError(
+                f"no run named {run!r}; the runs are {', '.join(known) or 'none yet'}"
+            )
+    able = [run for run in known if options.kind == "cpu" or uses_a_gpu(root, run)]
+    if without := sorted({*runs} - {*able}):
+        raise RecordError(f"{without[0]} runs on the CPU only, its provenance() says")
+    stale = [run for run in able if check.freshness(root, run, options.kind)[0] != "fresh"]
+    chosen = runs or (able if options.all else stale)
+    first = [run for run in WORTH if run in chosen] if options.kind == "gpu" and not runs else []
+    return first + [run for run in chosen if run not in first]
 
 
-def saved_as(root: Path, path: Path) -> str:
-    return str(path.relative_to(root) if path.is_relative_to(root) else path.name)
+def refuse_this_machine(kind: str) -> None:
+    from importlib.util import find_spec
+
+    for name in ("nbclient", "nbformat", "ipykernel", "torch"):
+        if not find_spec(name):
+            raise RecordError(f"{name} is not installed: pip install --group record -e .")
+    if kind == "gpu" and not has_gpu():
+        raise RecordError("torch sees no GPU here")
 
 
 def has_gpu() -> bool:
@@ -472,44 +415,96 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def refuse_missing_modules() -> None:
-    from importlib.util import find_spec
-
-    for name in ("nbclient", "nbformat", "ipykernel", "torch"):
-        if not find_spec(name):
-            raise RecordError(f"{name} is not installed: pip install 'miniddp[record]'")
-
-
-def main(arguments: list[str], root: Path = ROOT) -> int:
-    options = parse(arguments)
-    failed = False
-    try:
-        runs = selected(root, options)
-        refuse_missing_modules()
-    except (RecordError, digest.DigestError) as error:
-        print(f"record.py: {error}", file=sys.stderr)
-        return 2
+def record_all(root: Path, runs: list[str], options: argparse.Namespace) -> bool:
+    """Record one after the other, as long as the budget lasts; whether all are saved."""
+    deadline = time.monotonic() + (options.budget or float("inf"))
+    unsaved = []
     for run in runs:
         started = time.monotonic()
-        try:
-            path = record(root, run, options)
-        except (RecordError, digest.DigestError, OSError) as error:
-            print(f"record.py: {run}: {error}", file=sys.stderr, flush=True)
-            failed = True
+        if deadline - started < LEAST_SECONDS:
+            print(f"{run}: not started: no time")
+            unsaved.append(run)
             continue
-        except KeyboardInterrupt:
-            print(f"record.py: {run}: interrupted, nothing saved", file=sys.stderr)
-            return 130
-        print(f"  saved {saved_as(root, path)} ({time.monotonic() - started:.1f} s)", flush=True)
-    if not runs:
-        print("record.py: every recording is fresh")
+        try:
+            path = record(root, run, options, deadline)
+        except FAILURES as error:
+            print(f"record.py: {run}: {error}", file=sys.stderr, flush=True)
+            unsaved.append(run)
+            continue
+        place = path.relative_to(root) if path.is_relative_to(root) else path.name
+        print(f"  saved {place} ({time.monotonic() - started:.1f} s)", flush=True)
+        if not options.output:
+            write_missing_page(root, run)
+    if runs:
+        print(f"{len(runs) - len(unsaved)} of {len(runs)} runs recorded")
+    return not unsaved
+
+
+def change_all(root: Path, runs: list[str], options: argparse.Namespace) -> bool:
+    """Refresh or accept the recordings of these runs; whether all could be."""
+    whole = True
+    for run in runs:
+        try:
+            change = accept(root, run, options.kind, options) if options.accept else None
+            path = change or refresh(root, run, options.kind)
+            print(
+                f"{path.relative_to(root)}: {'accepted' if change else 'texts brought up to date'}"
+            )
+        except FAILURES as error:
+            print(f"record.py: {run}: {error}", file=sys.stderr)
+            whole = False
+    return whole
+
+
+def merge_all(root: Path, folder: Path) -> bool:
+    """Take over the recordings of a folder; whether all were taken."""
+    whole = True
+    for path in sorted(folder.glob("*.ipynb")):
+        try:
+            print(f"{path.name}: {merge(root, path)}")
+        except FAILURES as error:
+            print(f"record.py: {path.name}: refused: {error}", file=sys.stderr)
+            whole = False
+    return whole
+
+
+def run_command(root: Path, options: argparse.Namespace) -> bool:
+    """Do what the options say; whether all went well."""
+    if options.merge:
+        if not any(options.merge.glob("*.ipynb")):
+            raise RecordError(f"no recording in {options.merge.name}")
+        return merge_all(root, options.merge)
+    if options.accept:
+        return change_all(root, selected(root, options), options)
+    whole = True
+    runs = [] if options.prose and not options.runs else selected(root, options)
+    if runs and not options.prose:
+        refuse_this_machine(options.kind)
+        whole = record_all(root, runs, options)
+    elif runs:
+        whole = change_all(root, runs, options)
+    if not options.runs and not options.output:
+        others = [run for run in digest.run_names(root) if run not in runs]
+        older = [run for run in others if check.texts_differ(root, run, options.kind)]
+        whole &= change_all(root, older, options)
+        if not runs and not older:
+            print("record.py: every recording is fresh")
+    return whole
+
+
+def main(given: list[str], root: Path = ROOT) -> int:
+    options = parse(given)
     try:
+        whole = run_command(root, options)
         if not options.output:
             check.write_status(root)
-    except (digest.DigestError, OSError) as error:
-        print(f"record.py: {check.STATUS} not written: {error}", file=sys.stderr)
-        failed = True
-    return 1 if failed else 0
+    except FAILURES as error:
+        print(f"record.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("record.py: interrupted, nothing saved of the last run", file=sys.stderr)
+        return 130
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

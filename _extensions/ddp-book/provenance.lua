@@ -7,6 +7,7 @@ local present = recording.present
 
 local M = {}
 
+local UNCHANGED = "the code changed since, its behaviour did not: "
 local STALE = "recorded before the latest change of this code"
 local RANKS_AND_BACKEND = "%s over %s"
 
@@ -72,6 +73,7 @@ function M.line(one)
   if torch then table.insert(parts, "torch " .. torch) end
   if present(meta.date) then table.insert(parts, meta.date) end
   if commit then table.insert(parts, "commit " .. commit) end
+  for _, said in ipairs(present(meta.accepted) or {}) do table.insert(parts, UNCHANGED .. said.reason) end
   if M.is_stale(one) then table.insert(parts, STALE) end
   return table.concat(parts, " · ")
 end
@@ -86,7 +88,7 @@ end
 
 local function commit_inlines(meta)
   local commit, repository = M.commit(meta), project.repository()
-  if not commit or not repository then return commit end
+  if not commit or not repository or present(meta.accepted) then return commit end -- a squash may have taken it away
   return pandoc.Inlines { pandoc.Link(commit, repository .. "/commit/" .. meta.commit) }
 end
 
@@ -129,6 +131,9 @@ function M.facts(one)
   row("Data", data and data.name)
   row("Date", present(meta.date))
   row("Commit", commit_inlines(meta))
+  for _, said in ipairs(present(meta.accepted) or {}) do
+    row("Same behaviour", ("%s (%s, commit %s)"):format(said.reason, said.date, said.commit:sub(1, 7)))
+  end
   row("Command", present(meta.command) and { pandoc.Code(meta.command) })
   row("Duration", present(meta.seconds) and ("%.1f s"):format(meta.seconds))
   row("Code", code_list(sorted_keys(present(meta.symbols))))

@@ -32,7 +32,7 @@ def shown(monkeypatch):
 def as_script(monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     monkeypatch.setitem(book.facts, "provenance", None)
-    monkeypatch.setitem(book.facts, "data_used", False)
+    monkeypatch.setitem(book.facts, "data", None)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_data_dir(monkeypatch, tmp_path):
     monkeypatch.delenv("MINIDDP_DATA_DIR", raising=False)
     monkeypatch.setattr(sys, "argv", ["run.py"])
     assert book.data_dir() is None
-    assert not book.facts["data_used"]
+    assert book.facts["data"] == "hub or sample"
     monkeypatch.setattr(sys, "argv", ["run.py", "--data-dir", str(tmp_path)])
     assert book.data_dir() == tmp_path
     monkeypatch.setattr(sys, "argv", ["run.py", f"--data-dir={tmp_path}"])

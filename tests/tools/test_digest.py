@@ -1,5 +1,6 @@
 """tools/digest.py: what a run reaches, and what makes its recording stale."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -149,8 +150,10 @@ def test_helpers_beside_the_runs_count_but_book_does_not(project):
         ("src/miniddp/ring.py", "# A comment.", "#\n\n    # Two."),
         ("src/miniddp/ring.py", "return 1", "return 2"),
         ("src/miniddp/ring.py", "import torch", "\n\nimport torch"),
+        ("src/miniddp/ring.py", "SEGMENT = 4", "SEGMENT: int = (\n    4  # elements\n)"),
+        ("src/miniddp/ring.py", "_split(tensor, n)", "_split(tensor: Tensor, n: int) -> list"),
         ("runs/05-ring.py", "More prose.", "Much more prose."),
-        ("runs/05-ring.py", "record(x=1)", "# A remark.\nrecord(x=1)"),
+        ("runs/05-ring.py", "record(x=1)", "# A remark.\nrecord(\n    x=1,\n)"),
     ],
 )
 def test_prose_and_unused_code_change_nothing(project, path, old, new):
@@ -162,6 +165,14 @@ def test_prose_and_unused_code_change_nothing(project, path, old, new):
     [
         ("src/miniddp/ring.py", "SEGMENT = 4", "SEGMENT = 5", ["miniddp.ring:SEGMENT changed"]),
         ("src/miniddp/ring.py", "chunk(n)", "chunk(n + 0)", ["miniddp.ring:_split changed"]),
+        (
+            "src/miniddp/ring.py",
+            "_split(tensor, n)",
+            "_split(tensor, n=2)",
+            ["miniddp.ring:_split changed"],
+        ),
+        ("runs/05-ring.py", "record(x=1)", "record(x=1)\n'shown'", ["runs/05-ring.py changed"]),
+        ("runs/05-ring.py", "record(x=1)", "record(x=1);", ["runs/05-ring.py changed"]),
         ("runs/05-ring.py", "x=1", "x=2", ["runs/05-ring.py changed"]),
         ("runs/05-ring.py", 'name="sum"', 'name="total"', ["runs/05-ring.py changed"]),
         (
@@ -179,6 +190,30 @@ def test_prose_and_unused_code_change_nothing(project, path, old, new):
 )
 def test_names_what_made_it_stale(project, path, old, new, stale):
     assert edited(project, path, old, new) == stale
+
+
+@pytest.mark.parametrize(
+    ("head", "hint", "counts"),
+    [
+        ("@dataclass\nclass A:", "x: int", True),
+        ("class A(NamedTuple):", "x: int = 1", True),
+        ("class A:", "x: int = 1", False),
+        ("def A():", "x: int = 1", False),
+        ("def A(get_type_hints=1):", "x: int = 1", True),
+    ],
+)
+def test_hints_count_where_they_make_fields_or_are_read(project, head, hint, counts):
+    source = f"{head}\n    {hint}\n    y = 2\n"
+    write(project, "src/miniddp/hinted.py", source)
+    reached(project, "from miniddp.hinted import A\nA")
+    before = digest.symbols(project, "06-other")
+    write(project, "src/miniddp/hinted.py", source.replace("int", "float"))
+    assert (digest.symbols(project, "06-other") != before) == counts
+
+
+def test_a_digest_is_the_same_under_every_python():
+    text = "def f(x, *, y=None, **z):\n    return f'{x!r:>4}{y=}', [*z], {**z}, x[1:], -1.5\n"
+    assert digest.digest_of(ast.parse(text).body) == "41b65ff8d1db9f4f"
 
 
 def test_a_comment_or_blank_line_inside_a_string_is_code(project):

@@ -1,4 +1,4 @@
-"""tools/record.py and tools/scrub.py: what is executed, refused and saved."""
+"""tools/record.py, execute.py and scrub.py: what is executed, refused and saved."""
 
 import contextlib
 import io
@@ -15,6 +15,7 @@ import pytest
 
 import book
 import check
+import execute
 import record
 import scrub
 
@@ -126,7 +127,11 @@ def test_a_recording_is_a_valid_notebook_with_provenance(recorded):
     assert carried.pop("device").endswith(" CPU")
     assert carried.pop("versions")["python"].startswith("3.")
     assert list(carried.pop("symbols")) == ["miniddp:double", "runs/01-good.py"]
-    assert carried.pop("data") == record.data_digest(recorded.data)
+    assert carried.pop("data") == {
+        "source": "folder",
+        "name": "MRPC, the original files",
+        "sha256": record.data_digest(recorded.data),
+    }
     assert carried == {
         "run": "01-good",
         "kind": "cpu",
@@ -170,7 +175,7 @@ def test_outputs_lose_what_belongs_to_the_machine(recorded):
 
 
 def test_progress_names_each_cell(recorded):
-    lines = [line.split() for line in recorded.out.splitlines()]
+    lines = [line.split() for line in recorded.out.splitlines()[:5]]
     assert [line[0] for line in lines] == ["01-good:", "values", "noise", "picture", "saved"]
     assert all(line[-1] == "s" for line in lines[1:4])
 
@@ -186,10 +191,31 @@ def test_a_second_recording_is_the_same(recorded):
     assert again == recorded.notebook
 
 
-def test_stale_records_nothing_when_all_is_fresh(recorded, monkeypatch):
-    monkeypatch.setattr(record, "has_gpu", lambda: False)
-    code, out, _ = call(recorded.project, "--stale")
-    assert (code, out) == (0, "record.py: every recording is fresh\n")
+def test_nothing_is_recorded_when_all_is_fresh(recorded):
+    assert call(recorded.project)[:2] == (0, "record.py: every recording is fresh\n")
+
+
+def test_a_first_recording_has_its_page(recorded):
+    assert "wrote runs/01-good.qmd: name it in _quarto.yml" in recorded.out
+    assert (recorded.project / "runs/01-good.qmd").read_text() == (
+        '---\ntitle: "Run 01-good: A run"\ndescription: "The executed notebook behind the outputs '
+        'of this run, with its provenance."\n---\n\n::: {.notebook name="01-good"}\n:::\n'
+    )
+
+
+@pytest.mark.parametrize(("builder", "source"), [("'parquet'", "hub"), ("None", "sample")])
+def test_data_of_the_hub_and_the_sample_are_told_apart(tmp_path, builder, source):
+    run = "# %%\nimport book\nbook.provenance('cpu', 1, None)\nassert book.data_dir() is None\n"
+    project = make_project(tmp_path, **{"01-a": run})
+    (project / "src/miniddp/data.py").write_text(
+        "from types import SimpleNamespace as N\n"
+        f"def load_mrpc(): return N(info=N(builder_name={builder}))\n"
+    )
+    code, out, err = call(project, "01-a")
+    assert code == 0, out + err
+    carried = check.read_recording(project / "recordings/01-a.cpu.ipynb")["metadata"]["miniddp"]
+    assert carried["data"] == {"source": source, "name": record.DATA[source]}
+    assert carried["command"] == "make record RUN=01-a"
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +231,7 @@ def refused(tmp_path_factory):
     }
     project = make_project(tmp_path_factory.mktemp("refused") / "project", **runs)
     old = project / "recordings/01-failing.cpu.ipynb"
+    old.parent.mkdir()
     old.write_text("{}")
     code, _, err = call(project, "--all", "--timeout", "3")
     assert code == 1
@@ -218,7 +245,7 @@ def test_a_failing_assertion_is_shown_with_cell_and_source_line(refused):
     lines = refused["01-failing"].splitlines()
     assert lines[0] == 'cell "check" failed at line 3: assert x == 2, "the claim"'
     assert lines[-1].strip() == "AssertionError: the claim"
-    assert len(lines) <= record.TRACEBACK_LINES + 1
+    assert len(lines) <= execute.TRACEBACK_LINES + 1
 
 
 def test_other_refusals_are_named(refused):
@@ -312,12 +339,16 @@ def test_uncommitted_code_is_refused(tmp_path):
     assert record.commit_of(project, used, None, False) == (commit, False)
     used[1].write_text("x = 1\n")
     (project / "src/miniddp/sample.tsv").write_text("a\n")
-    message = "not committed: src/miniddp/__init__.py, src/miniddp/sample.tsv"
+    message = "not committed: src/miniddp/__init__.py, src/miniddp/sample.tsv "
     with pytest.raises(record.RecordError, match=message):
         record.commit_of(project, used, None, False)
     assert record.commit_of(project, used, None, True) == (commit, True)
     with pytest.raises(record.RecordError, match="but the repository is at"):
         record.commit_of(project, used, COMMIT, True)
+    git("reset", "-q", "--hard")
+    git("mv", "runs/02-b.py", "runs/01-c.py")
+    with pytest.raises(record.RecordError, match=r"not committed: runs/01-c\.py, src"):
+        record.commit_of(project, [project / "runs/01-c.py"], None, False)
 
 
 def test_without_git_the_commit_must_be_given(tmp_path, monkeypatch):
@@ -336,7 +367,7 @@ def test_a_failed_write_leaves_the_old_recording(tmp_path, monkeypatch):
 
     monkeypatch.setattr(record.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        record.save(nbformat.v4.new_notebook(), path)
+        record.save({"cells": []}, path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "old"
 
@@ -349,7 +380,7 @@ def test_the_data_digest_follows_names_and_contents(tmp_path):
     (tmp_path / "a.txt").write_text("2")
     second = record.data_digest(tmp_path)
     (tmp_path / "a.txt").rename(tmp_path / "b.txt")
-    assert len({one["sha256"] for one in (first, second, record.data_digest(tmp_path))}) == 3
+    assert len({first, second, record.data_digest(tmp_path)}) == 3
 
 
 def test_a_leak_that_scrubbing_missed_is_refused():
@@ -364,7 +395,14 @@ def test_a_leak_that_scrubbing_missed_is_refused():
     ("arguments", "message"),
     [
         (["99-none"], "no run named '99-none'; the runs are "),
-        ([], "name a run, or give --all or --stale; the runs are "),
+        (["--merge", "/no/such/folder"], "--merge: no folder /no/such/folder"),
+        (["05-ring", "--accept"], '--accept needs a RUN and --reason "…"'),
+        (["--accept", "--reason", "renamed"], '--accept needs a RUN and --reason "…"'),
+        (
+            ["05-ring", "--accept", "--prose"],
+            "argument --prose: not allowed with argument --accept",
+        ),
+        (["x", "--kind", "tpu"], "argument --kind: invalid choice: 'tpu'"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["x", "--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
         (["x", "--timeout", "0"], "--timeout must be positive"),
@@ -386,7 +424,7 @@ def test_a_missing_module_is_named(tmp_path, monkeypatch):
     code, _, err = call(project, "01-a")
     assert (code, err) == (
         2,
-        "record.py: nbclient is not installed: pip install 'miniddp[record]'\n",
+        "record.py: nbclient is not installed: pip install --group record -e .\n",
     )
 
 
