@@ -1,8 +1,8 @@
-"""Run a function on several ranks of this machine; keep what each of them returns and prints."""
+"""Run a function on several ranks of this machine; keep what they return."""
 
 import contextlib
-import faulthandler
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,31 +25,31 @@ from miniddp import worker
 GRACE_SECONDS = 5.0
 """How long the other ranks may still run after the first one has failed."""
 
+Texts = dict[int, str]  # by rank
+
 
 class RankResults(list[Any]):
-    """`results[r]` is what rank r returned, `results.outputs[r]` the text that it printed."""
+    """`results[r]` is what rank r returned, `results.outputs[r]` its text."""
 
-    def __init__(self, values: Sequence[Any], outputs: Sequence[str]) -> None:
+    def __init__(self, values: Iterable[Any], outputs: list[str]):
         super().__init__(values)
-        self.outputs = list(outputs)
+        self.outputs = outputs
 
 
 class RanksFailed(RuntimeError):  # noqa: N818
-    """At least one rank raised or died. `tracebacks` maps rank to text, the first failure first."""
+    """Ranks raised or died: `tracebacks[rank]`, the first failure first."""
 
-    def __init__(self, message: str, tracebacks: Mapping[int, str], outputs: Sequence[str]) -> None:
-        super().__init__(message)
-        self.tracebacks = dict(tracebacks)
-        self.outputs = list(outputs)
+    def __init__(self, text: str, tracebacks: Texts, outputs: list[str]):
+        super().__init__(text)
+        self.tracebacks, self.outputs = tracebacks, outputs
 
 
 class RanksTimedOut(TimeoutError):  # noqa: N818
-    """Ranks did not end in time. `stacks` maps each of them to the Python stack it was in."""
+    """Ranks did not end in time: `stacks[rank]` is where they were."""
 
-    def __init__(self, message: str, stacks: Mapping[int, str], outputs: Sequence[str]) -> None:
-        super().__init__(message)
-        self.stacks = dict(stacks)
-        self.outputs = list(outputs)
+    def __init__(self, text: str, stacks: Texts, outputs: list[str]):
+        super().__init__(text)
+        self.stacks, self.outputs = stacks, outputs
 
 
 def run_ranks(
@@ -60,175 +60,179 @@ def run_ranks(
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> RankResults:
-    """Call `fn(rank, *args)` in `world_size` new processes that form one process group.
+    """Call `fn(rank, *args)` in `world_size` new processes that form a group.
 
-    `backend=None` starts no group, but sets torchrun's environment variables, so that
-    `init_process_group()` works inside `fn`. `env` adds environment variables. `fn`, `args` and
-    the results travel by cloudpickle: functions of a notebook work.
+    For Linux and macOS. `backend=None` starts no group, but sets torchrun's
+    environment variables, so that `init_process_group()` works inside `fn`.
+    `env` adds variables. `fn`, `args` and the results travel by cloudpickle:
+    functions of a notebook work.
 
-    Raises `RanksFailed` if a rank raises or dies, `RanksTimedOut` if one still runs `timeout`
-    seconds after the start, `ValueError` for a bad `world_size` or `timeout`. No process is left
-    behind.
+    Raises `RanksFailed` if a rank raises or dies, `RanksTimedOut` if one
+    still runs after `timeout` seconds, `ValueError` for a bad `world_size` or
+    `timeout`, `TypeError` for a bad `env` and for what cannot be pickled. No
+    process is left behind.
     """
-    if not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(f"world_size must be an integer of at least 1, not {world_size!r}")
-    if timeout <= 0:
-        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    with tempfile.TemporaryDirectory(prefix="miniddp-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "call").write_bytes(worker.dump((fn, args), "fn with its arguments"))
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False
-        )
-        environment = _environment(world_size, store.port) | dict(env or {})
-        processes: list[BaseProcess] = []
-        stacks: dict[int, str] = {}
-        try:
-            for rank in range(world_size):
-                processes.append(_start(folder, rank, environment, backend))
-            failures, running = _wait(processes, folder, time.monotonic() + timeout)
-            if running:
-                stacks = _stacks(running, folder)
-        finally:
-            for process in processes:
-                _end(process)
-        outputs = [_read(folder / f"{rank}.output") for rank in range(world_size)]
-        if failures:
-            raise RanksFailed(_failed(failures, stacks, world_size), failures, outputs)
-        if running:
-            raise RanksTimedOut(_timed_out(stacks, timeout, world_size), stacks, outputs)
-        values = [worker.load(folder / f"{rank}.value") for rank in range(world_size)]
-        return RankResults(values, outputs)
-
-
-def _environment(world_size: int, port: int) -> dict[str, str]:
-    """This process's variables and torchrun's; the store of this process is the rendezvous."""
-    return {
+    _check(world_size, timeout, env or {})
+    call = worker.dump((fn, args), "fn with its arguments")
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    environment = {
         **os.environ,
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store above
+        **(env or {}),
     }
+    with tempfile.TemporaryDirectory(prefix="miniddp-") as folder:
+        (Path(folder) / "call").write_bytes(call)
+        homes = [Path(folder) / str(rank) for rank in range(world_size)]
+        processes: list[BaseProcess] = []
+        try:
+            for home in homes:
+                processes.append(_start(home, environment, backend))
+            deadline = time.monotonic() + timeout
+            failures, running = _wait(processes, homes, deadline)
+            stacks = _stacks(running, homes)
+        finally:
+            for process in processes:
+                _end(process)
+        outputs = [worker.read(home / "output") for home in homes]
+        if failures:
+            text = _failed(failures, stacks, world_size)
+            raise RanksFailed(text, failures, outputs)
+        if running:
+            text = _timed_out(stacks, timeout, world_size)
+            raise RanksTimedOut(text, stacks, outputs)
+        return RankResults(map(worker.load, homes), outputs)
 
 
-def _start(
-    folder: Path, rank: int, environment: Mapping[str, str], backend: str | None
-) -> BaseProcess:
-    """Start one rank. A fork server imports torch once; where there is none, each rank does."""
-    context: Any = multiprocessing.get_context("spawn")
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context("forkserver")
-        # torch.optim imports torch._dynamo, which takes a second. Not where there is a GPU:
-        # a fork server that has touched CUDA would forbid it to the ranks.
-        also = [] if torch.cuda.is_available() else ["torch._dynamo"]
-        context.set_forkserver_preload([worker.__name__, *also])
-    environment = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    process: BaseProcess = context.Process(
-        target=worker.main, args=(folder, rank, environment, backend), name=f"rank {rank}"
-    )
-    with _hidden_main():
-        process.start()
-    return process
+def _check(world_size: int, timeout: float, env: Mapping[str, str]) -> None:
+    if type(world_size) is not int or world_size < 1:
+        raise ValueError(
+            f"world_size must be an integer of at least 1, not {world_size!r}"
+        )
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ValueError(
+            f"timeout must be a positive number of seconds, not {timeout!r}"
+        )
+    for pair in env.items():
+        if not all(isinstance(part, str) for part in pair):
+            raise TypeError(f"env must map strings to strings, not {pair!r}")
 
 
 _hiding_main = threading.Lock()
 
 
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep a new process from running the caller's script again, guarded or not."""
+def _start(
+    home: Path, environment: dict[str, str], backend: str | None
+) -> BaseProcess:
+    """Start a rank, forked from a server that has imported torch once."""
+    home.mkdir()
+    context = multiprocessing.get_context("forkserver")
+    # torch.optim imports torch._dynamo, which takes a second. Not where there
+    # is a GPU: a server that has touched CUDA would forbid it to the ranks.
+    also = [] if torch.cuda.is_available() else ["torch._dynamo"]
+    context.set_forkserver_preload([worker.__name__, *also])
+    arguments = (home, environment, backend)
+    process = context.Process(target=worker.main, args=arguments)
     with _hiding_main:
-        main = sys.modules["__main__"]
+        main = sys.modules["__main__"]  # a rank would run its script again
         sys.modules["__main__"] = types.ModuleType("__main__")
         try:
-            yield
+            process.start()
         finally:
             sys.modules["__main__"] = main
+    return process
 
 
 def _wait(
-    processes: Sequence[BaseProcess], folder: Path, deadline: float
-) -> tuple[dict[int, str], dict[int, BaseProcess]]:
-    """Return the failures (rank to traceback, in order) and the ranks that still run."""
-    failures: dict[int, str] = {}
+    processes: list[BaseProcess], homes: list[Path], deadline: float
+) -> tuple[Texts, dict[int, BaseProcess]]:
+    """The failures (the first one first), and the ranks that still run."""
+    failures: Texts = {}
     running = dict(enumerate(processes))
     while running and (left := deadline - time.monotonic()) > 0:
-        ended = connection.wait([process.sentinel for process in running.values()], left)
-        for rank in [rank for rank, process in running.items() if process.sentinel in ended]:
+        ended = connection.wait([p.sentinel for p in running.values()], left)
+        for rank in [r for r, p in running.items() if p.sentinel in ended]:
             process = running.pop(rank)
             process.join()
-            if not (folder / f"{rank}.value").exists():
-                text = _read(folder / f"{rank}.traceback")
-                failures[rank] = text or _death(process, _read(folder / f"{rank}.output"))
+            if process.exitcode or not (homes[rank] / "value").exists():
+                failures[rank] = _failure(process, homes[rank])
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-    in_order = sorted(failures, key=lambda rank: _moment(folder / f"{rank}.traceback"))
-    return {rank: failures[rank] for rank in in_order}, running
+    first = sorted(failures, key=lambda rank: _moment(homes[rank]))
+    return {rank: failures[rank] for rank in first}, running
 
 
-def _moment(file: Path) -> int:
-    """When a rank raised. A rank that died leaves no file and comes first: it was the cause."""
+def _moment(home: Path) -> int:
+    """When a rank raised. One that died left nothing, is the cause: first."""
+    file = home / "traceback"
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-def _death(process: BaseProcess, output: str) -> str:
+def _failure(process: BaseProcess, home: Path) -> str:
+    if text := worker.read(home / "traceback"):
+        return text
     code = process.exitcode or 0
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "left without returning"
-    last_lines = "\n".join(output.splitlines()[-30:])
-    return f"{how} (exit code {code}); its last output:\n{last_lines or '(none)'}\n"
+    how = "left without returning"
+    if code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    lines = worker.read(home / "output").splitlines()[-30:] or ["(none)"]
+    return "\n".join([f"{how} (exit code {code}); its last output:", *lines])
 
 
-def _stacks(running: Mapping[int, BaseProcess], folder: Path) -> dict[int, str]:
-    """Ask each running rank for its Python stack and wait 2 seconds at most for the answers."""
-    if hasattr(faulthandler, "register"):
-        for process in running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGUSR1)
-        last_moment = time.monotonic() + 2
-        files = [folder / f"{rank}.stack" for rank in running]
-        while time.monotonic() < last_moment and not all(_read(file) for file in files):
-            time.sleep(0.02)
-        time.sleep(0.1)
-    return {rank: _stack(_read(folder / f"{rank}.stack")) for rank in running}
+def _stacks(running: dict[int, BaseProcess], homes: list[Path]) -> Texts:
+    """Ask each running rank for its Python stack; wait 2 seconds at most."""
+    files = {rank: homes[rank] / "stack" for rank in running}
+    for process in running.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid or 0, signal.SIGUSR1)
+    last_moment = time.monotonic() + 2
+    while time.monotonic() < last_moment and not all(
+        worker.__file__ in worker.read(file) for file in files.values()
+    ):
+        time.sleep(0.02)
+    return {rank: _stack(worker.read(file)) for rank, file in files.items()}
 
 
 def _stack(dump: str) -> str:
-    """faulthandler's text without its headline and without the frames below `fn`."""
-    below = f'File "{worker.__file__}"'
-    frames = itertools.takewhile(lambda line: below not in line, dump.splitlines()[1:])
-    return "\n".join(frames) or "  (its Python stack could not be read)"
+    """faulthandler's text without its headline and without what called fn."""
+    lines = dump.splitlines()[1:]
+    above = itertools.takewhile(lambda at: worker.__file__ not in at, lines)
+    return "\n".join(above) or "  (its Python stack could not be read)"
 
 
 def _end(process: BaseProcess) -> None:
     """Kill a rank and everything that it started in its session."""
-    if process.pid is None:
-        return
+    assert process.pid is not None
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError):
         process.kill()
     process.join(5)
 
 
-def _failed(failures: Mapping[int, str], stacks: Mapping[int, str], world_size: int) -> str:
+def _failed(failures: Texts, stacks: Texts, world_size: int) -> str:
     first, *later = failures
-    head = f"rank {first} of {world_size} failed" + (f", then {_names(later)}" if later else "")
-    parts = [head, *(f"rank {rank}: {text.strip()}" for rank, text in failures.items())]
-    parts += [f"rank {rank} was ended while it was in\n{text}" for rank, text in stacks.items()]
-    return "\n\n".join(parts)
+    head = f"rank {first} of {world_size} failed"
+    if later:
+        head += f", then {_names(later)}"
+    parts = [f"rank {rank}: {text.strip()}" for rank, text in failures.items()]
+    return "\n\n".join([head, *parts, *_where(stacks)])
 
 
-def _timed_out(stacks: Mapping[int, str], timeout: float, world_size: int) -> str:
-    head = f"{_names(list(stacks))} of {world_size} did not end within {timeout:g} s"
+def _timed_out(stacks: Texts, timeout: float, world_size: int) -> str:
+    head = f"{_names(stacks)} of {world_size} did not end within {timeout:g} s"
     if returned := [rank for rank in range(world_size) if rank not in stacks]:
         head += f" ({_names(returned)} had returned)"
-    return "\n\n".join([head, *(f"rank {rank} was in\n{text}" for rank, text in stacks.items())])
+    return "\n\n".join([head, *_where(stacks)])
 
 
-def _names(ranks: Sequence[int]) -> str:
+def _where(stacks: Texts) -> list[str]:
+    return [f"rank {rank} was in\n{text}" for rank, text in stacks.items()]
+
+
+def _names(ranks: Collection[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def _read(file: Path) -> str:
-    return file.read_bytes().decode("utf-8", "replace") if file.exists() else ""

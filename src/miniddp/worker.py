@@ -1,17 +1,15 @@
 """What runs in the process of each rank that `launch.run_ranks` starts."""
 
 import faulthandler
-import functools
-import io
 import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
 import traceback
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -20,121 +18,92 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from miniddp.process import init_process_group
+from miniddp.process import destroy_process_group, init_process_group
 
 
-def main(folder: Path, rank: int, environment: Mapping[str, str], backend: str | None) -> None:
-    """Call the function in `folder / "call"`; leave `<rank>.value` or `<rank>.traceback` there."""
-    if hasattr(os, "setsid"):
-        os.setsid()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def main(home: Path, environment: dict[str, str], backend: str | None) -> None:
+    """Call fn as rank `home.name`; leave its `value` or `traceback` there."""
+    os.setsid()
     os.environ.clear()
-    os.environ.update(environment)
-    _keep_output(folder / f"{rank}.output")
-    faulthandler.enable()
-    if hasattr(faulthandler, "register"):
-        stack_file = os.open(folder / f"{rank}.stack", os.O_WRONLY | os.O_CREAT)
-        faulthandler.register(signal.SIGUSR1, stack_file, all_threads=False)
-    torch.set_num_threads(max(1, _cpu_count() // int(environment["LOCAL_WORLD_SIZE"])))
+    os.environ |= {**environment, "RANK": home.name, "LOCAL_RANK": home.name}
+    _keep_output(home / "output")
+    _answer_sigusr1(home / "stack")
+    watch = threading.Thread(target=_end_with_parent, args=(home,), daemon=True)
+    watch.start()
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    code = 0
     try:
-        fn, args = pickle.loads((folder / "call").read_bytes())
+        fn, args = pickle.loads((home.parent / "call").read_bytes())
         _fill_main(fn)
         if backend is not None:
             init_process_group(backend)
-            dist.barrier()  # a rank that returned at once would break the others' connecting
-        value = fn(rank, *args)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        _write(folder / f"{rank}.value", dump(value, f"the value that rank {rank} returned"))
+            dist.barrier()  # who left at once would break others' connecting
+        value = fn(int(home.name), *args)
+        destroy_process_group()
+        data = dump(value, f"the value that rank {home.name} returned")
+        (home / "value").write_bytes(data)
     except BaseException as error:
-        frames = error.__traceback__ and error.__traceback__.tb_next
+        code, frames = 1, error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
-        _write(folder / f"{rank}.traceback", text.encode())
+        (home / "traceback").write_text(text, encoding="utf-8")
     sys.stdout.flush()
-    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]  # frees its semaphores
-    os._exit(0)  # at once: a thread or a child that fn forgot must not keep the rank
-
-
-def _fill_main(fn: Callable[..., Any]) -> None:
-    """Put what a function of `__main__` uses there, so that torch can pickle its classes too."""
-    if getattr(fn, "__module__", None) == "__main__":
-        names = getattr(fn, "__globals__", {}).items()
-        main = vars(sys.modules["__main__"])
-        main.update({name: value for name, value in names if not name.startswith("__")})
-
-
-def dump(value: object, what: str) -> bytes:
-    """Pickle `value`; `TypeError` naming `what` if that cannot be done."""
-    buffer = io.BytesIO()
-    try:
-        _Pickler(buffer).dump(value)
-    except Exception as error:
-        raise TypeError(f"{what} cannot be pickled: {error}") from error
-    return buffer.getvalue()
-
-
-def load(file: Path) -> Any:
-    """Unpickle a rank's value; `TypeError` naming the rank if that cannot be done."""
-    try:
-        return pickle.loads(file.read_bytes())
-    except Exception as error:
-        raise TypeError(
-            f"the value that rank {file.stem} returned cannot be unpickled: {error}"
-        ) from error
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, which sends by value what `__main__` defines, extended to other modules that a
-    new process could not import."""
-
-    def reducer_override(self, value: Any) -> Any:
-        module = sys.modules.get(str(getattr(value, "__module__", None)))
-        if module is not None and not _is_importable(module):
-            cloudpickle.register_pickle_by_value(module)
-        return super().reducer_override(value)
-
-
-@functools.cache
-def _is_importable(module: types.ModuleType) -> bool:
-    """Whether an entry of `sys.path` and the module's name lead to the module's file.
-
-    Compiled modules count as importable: their classes cannot be sent by value.
-    """
-    file = Path(getattr(module, "__file__", None) or "").resolve()
-    if module.__name__ == "__main__" or file.suffix != ".py":
-        return True
-    path = file.parent if file.stem == "__init__" else file.with_suffix("")
-    parts = tuple(module.__name__.split("."))
-    roots = {Path(entry).resolve() for entry in sys.path}
-    return path.parts[-len(parts) :] == parts and path.parents[len(parts) - 1] in roots
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
+    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
+    os._exit(code)  # now: a thread or child that fn forgot must not keep it
 
 
 def _keep_output(file: Path) -> None:
-    """Send all that this process and its children print to a file, in the order it is printed."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    """Send what this process and its children print to a file, in order."""
+    with file.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     sys.stdout = os.fdopen(1, "w", 1, "utf-8", "replace", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, "utf-8", "replace", closefd=False)
 
 
-def _write(file: Path, data: bytes) -> None:
-    """Write all or nothing: a rank that is killed meanwhile leaves no half file."""
-    part = file.with_suffix(".part")
-    part.write_bytes(data)
-    part.replace(file)
+def _answer_sigusr1(file: Path) -> None:
+    """Write the main thread's stack to a file when the parent asks for it."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, file.open("w"), all_threads=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-def _cpu_count() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _end_with_parent(home: Path) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    shutil.rmtree(home.parent, ignore_errors=True)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _fill_main(fn: Callable[..., Any]) -> None:
+    """Let torch pickle the classes that a function of `__main__` uses."""
+    if getattr(fn, "__module__", None) == "__main__":
+        names = getattr(fn, "__globals__", {}).items()
+        main = vars(sys.modules["__main__"])
+        main.update({k: v for k, v in names if not k.startswith("__")})
+
+
+def dump(value: object, what: str) -> bytes:
+    """Pickle `value`; `TypeError` naming `what` if that cannot be done."""
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise TypeError(f"{what} cannot be pickled: {error}") from error
+
+
+def load(home: Path) -> Any:
+    """The value of rank `home.name`; `TypeError` if it cannot be unpickled."""
+    try:
+        return pickle.loads((home / "value").read_bytes())
+    except Exception as error:
+        what = f"the value that rank {home.name} returned"
+        raise TypeError(f"{what} cannot be unpickled: {error}") from error
+
+
+def read(file: Path) -> str:
+    """The text of a file that a rank may have written, else nothing."""
+    if not file.exists():
+        return ""
+    return file.read_text(encoding="utf-8", errors="replace")

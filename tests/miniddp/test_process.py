@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import miniddp
 from miniddp import process
 from miniddp.launch import RankResults, run_ranks
 from miniddp.process import check_group, destroy_process_group, get, init_process_group, set_seed
@@ -111,12 +114,22 @@ def test_start_by_hand() -> None:
     destroy_process_group()
 
 
-def test_nccl_needs_a_gpu_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ranks_here", "gpus", "backend"),
+    [("1", 0, "gloo"), ("1", 1, "nccl"), ("2", 1, "gloo"), ("2", 4, "nccl"), (None, 8, "nccl")],
+)
+def test_nccl_needs_a_gpu_for_every_rank_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, ranks_here: str | None, gpus: int, backend: str
+) -> None:
+    """Started by hand, without LOCAL_WORLD_SIZE, sixteen ranks on two machines take nccl too."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks_here is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_here)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    chosen = [process._backend(ranks, gpus) for ranks, gpus in [(1, 0), (1, 1), (2, 1), (2, 4)]]
-    assert chosen == ["gloo", "nccl", "gloo", "nccl"]
+    assert process._backend() == backend
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    assert process._backend(1, 1) == "gloo"
+    assert process._backend() == "gloo"
 
 
 def test_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,3 +161,50 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     first = draw()
     set_seed(seed)
     assert draw() == first
+
+
+WITHOUT = """
+import sys
+for blocked in sys.argv[1:]:
+    sys.modules[blocked] = None
+import torch
+import torch.distributed as dist
+import miniddp
+import miniddp.bucket, miniddp.ddp, miniddp.naive, miniddp.replicate, miniddp.ring, miniddp.sampler
+from miniddp.process import destroy_process_group, init_process_group
+
+init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+miniddp.set_seed(0)
+miniddp.ring.all_reduce(torch.ones(3))
+print(list(miniddp.DistributedSampler(range(2), shuffle=False)))
+if "numpy" not in sys.argv:
+    ddp = miniddp.DistributedDataParallel(torch.nn.Linear(2, 1))
+    ddp(torch.ones(1, 2)).sum().backward()
+    print(ddp.module.weight.grad.tolist())
+destroy_process_group()
+try:
+    miniddp.run_ranks
+except ImportError as error:
+    print(error.name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocked", "printed"),
+    [
+        (["cloudpickle", "transformers", "datasets"], ["[0, 1]", "[[1.0, 1.0]]", "cloudpickle"]),
+        # torch's own all_gather_object, with which the replicas are compared, needs NumPy
+        (["cloudpickle", "transformers", "datasets", "numpy"], ["[0, 1]", "cloudpickle"]),
+    ],
+)
+def test_torch_is_enough_for_all_but_run_ranks(blocked: list[str], printed: list[str]) -> None:
+    program = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT, *blocked], capture_output=True, text=True
+    )
+    assert program.stdout.splitlines() == printed, program.stderr
+
+
+def test_run_ranks_is_found_when_it_is_asked_for() -> None:
+    assert miniddp.run_ranks is run_ranks
+    with pytest.raises(AttributeError, match="module 'miniddp' has no attribute 'runranks'"):
+        miniddp.runranks  # noqa: B018
