@@ -6,8 +6,8 @@ needs: reduce-scatter the gradients, update, all-gather.
 
 - Put all parameters into one flat vector, in their order.
 - Pad it with zeros, so that every rank's part is equally long.
-- `miniddp.ring` has `reduce_scatter_tensor` and
-  `all_gather_into_tensor`.
+- `miniddp.ring` has `reduce_scatter` and `all_gather`: give them
+  the N parts of a flat vector, from `chunk`.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,6 @@ from statistics import median
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
 
 import miniddp
 from book import MUTED, RANK_COLORS, figure, provenance, record, show_ranks, table
@@ -120,17 +119,15 @@ show_ranks([waits] * 3)
 # %% name="walk"
 def walk(rank: int) -> list[float]:
     tensor = digits(rank)
-    place = ring.find_ring(None)
-    assert place is not None
+    place = ring.Ring()
     chunks = tensor.tensor_split(3)
     print("at first         ", show(tensor))
     for step, (send, receive) in enumerate(ring.reduce_scatter_steps(rank, 3)):
-        arrived = torch.empty(1)
-        place.wait(place.exchange(chunks[send], arrived))
+        (arrived,) = ring.exchange([chunks[send]], [torch.empty(1)], place)
         chunks[receive].add_(arrived)
         print(f"reduce-scatter {step}: {show(tensor)}\n  sent {send}, added to {receive}")
     for step, (send, receive) in enumerate(ring.all_gather_steps(rank, 3)):
-        place.wait(place.exchange(chunks[send], chunks[receive]))
+        list(ring.exchange([chunks[send]], [chunks[receive]], place))
         print(f"all-gather {step}:     {show(tensor)}\n  sent {send}, replaced {receive}")
     return tensor.tolist()
 
@@ -423,15 +420,14 @@ SEGMENTS = {"256 KiB": 256 * KIB, "1 MiB": KIB**2, "4 MiB": 4 * KIB**2, "no segm
 
 def time_segments(rank: int) -> dict[str, float]:
     original = torch.rand(largest // 4)
-    place = ring.find_ring(None)
-    assert place is not None
+    place = ring.Ring()
     seconds: dict[str, list[float]] = {name: [] for name in SEGMENTS}
     for number in range(1 + ROUNDS):
         for name, ring.SEGMENT_BYTES in SEGMENTS.items():
             chunks = original.clone().tensor_split(place.size)
             dist.barrier()
             start = time.perf_counter()
-            ring.reduce_scatter_phase(chunks, ReduceOp.SUM, place)
+            ring.reduce_scatter_phase(chunks, place)
             took = slowest(time.perf_counter() - start, original.device)
             if number > 0:  # the first round warms up
                 seconds[name].append(took)

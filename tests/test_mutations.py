@@ -140,15 +140,15 @@ MUTATIONS = [
     Mutation(
         "the ring sends the wrong chunk",
         "ring.py",
-        "((rank - step - 1) % size, (rank - step - 2) % size)",
-        "((rank - step) % size, (rank - step - 2) % size)",
+        "((rank - s - 1) % size, (rank - s - 2) % size)",
+        "((rank - s) % size, (rank - s - 2) % size)",
         "tests/miniddp/test_ring.py::test_each_rank_receives_what_its_left_neighbour_sends",
     ),
     Mutation(
         "the ring stops one step early",
         "ring.py",
-        "(rank - step - 1) % size) for step in range(size - 1)]",
-        "(rank - step - 1) % size) for step in range(size - 2)]",
+        "(rank - s - 1) % size) for s in range(size - 1)]",
+        "(rank - s - 1) % size) for s in range(size - 2)]",
         "tests/miniddp/test_ring.py::test_all_gather_brings_every_chunk_to_every_rank",
     ),
     Mutation(

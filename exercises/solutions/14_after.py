@@ -36,10 +36,12 @@ def sharded_step(
     gradient = flat([parameter.grad for parameter in parameters], world_size)
     gradient /= world_size
     shard.grad = torch.empty_like(shard)
-    ring.reduce_scatter_tensor(shard.grad, gradient, group=process_group)
+    parts = gradient.chunk(world_size)
+    ring.reduce_scatter(shard.grad, parts, group=process_group)
     optimizer.step()
     whole = torch.empty_like(gradient)
-    ring.all_gather_into_tensor(whole, shard.detach(), group=process_group)
+    parts = whole.chunk(world_size)
+    ring.all_gather(parts, shard.detach(), group=process_group)
     sizes = [parameter.numel() for parameter in parameters]
     views = whole.split([*sizes, len(whole) - sum(sizes)])
     for parameter, values in zip(parameters, views, strict=False):

@@ -1,24 +1,23 @@
 """All-reduce as a ring, built from nothing but send and receive.
 
-The ranks stand in a circle: each sends to its right and receives from its left. A tensor is cut
-into one chunk per rank. In the reduce-scatter phase every chunk travels once round the circle and
-each rank adds its own part, so that each rank ends with one complete chunk. In the all-gather
-phase the complete chunks travel round once more. In total a rank sends 2 (N - 1) / N times the
-tensor's bytes, the least possible (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-for clusters of workstations", 2009); in `root_all_reduce` rank 0 sends N - 1 times.
+The ranks stand in a circle: each sends to its right and receives from its left.
+A tensor is cut into one chunk per rank. In the reduce-scatter phase every chunk
+travels once round the circle and each rank adds its own part, so that each rank
+ends with one complete chunk. In the all-gather phase these travel round once
+more. A rank sends 2 (N - 1) / N times the tensor's bytes, the least possible
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009).
 
-The functions take the arguments of their namesakes in `torch.distributed`, block until done and
-return the number of bytes that this rank sent. Every rank of the group has to call them, with
-tensors of the same shape and dtype. A rank outside the group gets a warning and sends nothing.
+The functions have the arguments of their namesakes in `torch.distributed`, wait
+for the result and return the bytes that this rank sent. `op` is SUM or AVG,
+which divides first; for integers that is a `RuntimeError`. `ValueError` says
+that a tensor differs in shape, dtype or device from the others of its rank, or
+that the rank is not in `group`; `RuntimeError`, which neighbours are lost.
 """
 
-import math
 import threading
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 import torch
@@ -26,242 +25,184 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from miniddp.arguments import check_list, check_op, check_tensors, equal_parts, reachable
-
 Op = ReduceOp.RedOpType
+SUM, AVG = ReduceOp.SUM, ReduceOp.AVG
 Group = ProcessGroup | None
 
 SEGMENT_BYTES = 4 * 2**20
-"""A chunk travels in segments, so that one can be added while the next ones are on their way."""
+"""A chunk travels in segments: one is added while others are on their way."""
 
 AHEAD = 2
 """How many segments are on their way while one is being added."""
 
-COMBINE: dict[Op, Callable[..., Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,
-    ReduceOp.PRODUCT: torch.mul,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-}
 
-
-@dataclass(frozen=True)
 class Ring:
-    """The circle as one rank sees it: `rank` and `size` count within `group`."""
+    """The circle as one rank sees it: all numbers count within `group`."""
 
-    group: Group
-    rank: int
-    size: int
-
-    @property
-    def left(self) -> int:
-        return (self.rank - 1) % self.size
-
-    @property
-    def right(self) -> int:
-        return (self.rank + 1) % self.size
-
-    def exchange(self, outgoing: Tensor, incoming: Tensor) -> list[dist.Work]:
-        """Start to send `outgoing` to the right and to receive `incoming` from the left."""
-        operations = [
-            dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=self.left),
-            dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=self.right),
-        ]
-        filled = [operation for operation in operations if operation.tensor.numel() > 0]
-        with self.naming_neighbours():
-            return dist.batch_isend_irecv(filled) if filled else []
-
-    def wait(self, works: list[dist.Work]) -> None:
-        with self.naming_neighbours():
-            for work in works:
-                work.wait()
-
-    @contextmanager
-    def naming_neighbours(self) -> Iterator[None]:
-        """Say in a backend's error, as after a timeout, which ranks could not reach each other."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the ring is broken: rank {self.rank} of {self.size} could not receive from rank "
-                f"{self.left} or send to rank {self.right}: {error}"
-            ) from error
+    def __init__(self, group: Group = None) -> None:
+        self.group, self.rank = group, dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(f"rank {dist.get_rank()} is not in the group")
+        self.left = (self.rank - 1) % self.size
+        self.right = (self.rank + 1) % self.size
 
 
-def all_reduce(tensor: Tensor, op: Op = ReduceOp.SUM, group: Group = None) -> int:
-    """Replace `tensor` on every rank by the reduction over all ranks, bit for bit the same on all.
-
-    AVG adds, then divides. Raises `ValueError` for a tensor that is not contiguous or an op that
-    is not defined for its dtype, `RuntimeError` for AVG of integers.
-    """
-    ring = find_ring(group)
-    if ring is None:
-        return 0
-    check_tensors(tensor)
-    check_op(op, tensor)
-    with reachable(group, tensor) as (local,):
-        chunks = local.view(-1).tensor_split(ring.size)
-        return reduce_scatter_phase(chunks, op, ring) + all_gather_phase(chunks, ring)
+def all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> int:
+    """Replace `tensor` by the sum over all ranks, the same bits on all."""
+    ring = Ring(group)
+    (local,) = prepare([tensor], ring)
+    divide(local, op, ring)
+    chunks = local.view(-1).tensor_split(ring.size)
+    sent = reduce_scatter_phase(chunks, ring) + all_gather_phase(chunks, ring)
+    tensor.detach().copy_(local)
+    return sent
 
 
-def reduce_scatter_phase(chunks: Sequence[Tensor], op: Op, ring: Ring) -> int:
-    """Complete chunk number `rank` on each rank; the other chunks are left partly reduced."""
-    longest = max(chunks, key=Tensor.numel)
-    count = max(1, math.ceil(longest.nbytes / SEGMENT_BYTES))
-    landing = landing_buffers(1 + AHEAD, longest.tensor_split(count)[0])
+def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> int:
+    """Complete chunk number `rank` on each rank; the others stay unfinished."""
+    count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # no chunk is longer than 0
+    landing = cycle(landing_buffers(chunks[0].tensor_split(count)[0]))
     sent = 0
     for send, receive in reduce_scatter_steps(ring.rank, ring.size):
         outgoing = chunks[send].tensor_split(count)
         own = chunks[receive].tensor_split(count)
-        incoming = [buffer[: len(part)] for buffer, part in zip(cycle(landing), own)]
-        for part, arrived in zip(own, arrivals(outgoing, incoming, ring), strict=True):
-            COMBINE[op](part, arrived, out=part)
+        incoming = [next(landing)[: len(part)] for part in own]
+        arrived = exchange(outgoing, incoming, ring)
+        for part, other in zip(own, arrived, strict=True):
+            part += other
         sent += chunks[send].nbytes
-    if op == ReduceOp.AVG:
-        chunks[ring.rank].div_(ring.size)
     return sent
 
 
-class HostMemory(threading.local):
-    """Kept from call to call: the pages of new memory would cost more time than the adding."""
-
-    memory = torch.empty(0, dtype=torch.uint8)
-
-
-HOST = HostMemory()
-
-
-def landing_buffers(count: int, like: Tensor) -> Sequence[Tensor]:
-    """Room for `count` segments to arrive in, each of the size of `like`."""
-    if like.device.type != "cpu":
-        return [torch.empty_like(like) for _ in range(count)]
-    if HOST.memory.numel() < count * like.nbytes:
-        HOST.memory = torch.empty(count * like.nbytes, dtype=torch.uint8)
-    memory = HOST.memory[: count * like.nbytes]
-    return memory.view(like.dtype).view(count, like.numel()).unbind()
-
-
 def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """The chunk to send and the chunk to receive in each step; the last one received is `rank`."""
-    return [((rank - step - 1) % size, (rank - step - 2) % size) for step in range(size - 1)]
-
-
-def arrivals(
-    outgoing: Sequence[Tensor], incoming: Sequence[Tensor], ring: Ring
-) -> Iterator[Tensor]:
-    """Exchange segment by segment; yield what has arrived while the next ones are on their way."""
-    under_way: deque[list[dist.Work]] = deque()
-    for number in range(len(incoming) + AHEAD):
-        if number < len(incoming):
-            under_way.append(ring.exchange(outgoing[number], incoming[number]))
-        if number >= AHEAD:
-            ring.wait(under_way.popleft())
-            yield incoming[number - AHEAD]
+    """What to send and to receive, step by step: `rank` is received last."""
+    steps = range(size - 1)
+    return [((rank - s - 1) % size, (rank - s - 2) % size) for s in steps]
 
 
 def all_gather_phase(chunks: Sequence[Tensor], ring: Ring) -> int:
     """Copy chunk number r, which rank r has complete, to all ranks."""
     sent = 0
     for send, receive in all_gather_steps(ring.rank, ring.size):
-        ring.wait(ring.exchange(chunks[send], chunks[receive]))
-        sent += chunks[send].nbytes
+        for _ in exchange([chunks[send]], [chunks[receive]], ring):
+            sent += chunks[send].nbytes
     return sent
 
 
 def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """The chunk to send and the chunk to receive in each step; the first one sent is `rank`."""
-    return [((rank - step) % size, (rank - step - 1) % size) for step in range(size - 1)]
+    """What to send and to receive, step by step: `rank` is sent first."""
+    return [((rank - s) % size, (rank - s - 1) % size) for s in range(size - 1)]
+
+
+def exchange(
+    outgoing: Sequence[Tensor], incoming: Sequence[Tensor], ring: Ring
+) -> Iterator[Tensor]:
+    """Yield what has arrived from the left while the next are on their way."""
+    under_way: deque[list[dist.Work]] = deque()
+    try:
+        for i in range(len(incoming) + AHEAD):
+            if i < len(incoming):
+                under_way.append(start(outgoing[i], incoming[i], ring))
+            if i >= AHEAD:
+                for work in under_way.popleft():
+                    work.wait()
+                yield incoming[i - AHEAD]
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the ring is broken: rank {ring.rank} of {ring.size} could not "
+            f"receive from rank {ring.left} or send to {ring.right}: {error}"
+        ) from error
+
+
+def start(outgoing: Tensor, incoming: Tensor, ring: Ring) -> list[dist.Work]:
+    """Start to send to the right and to receive from the left."""
+    group, left, right = ring.group, ring.left, ring.right
+    messages = [
+        dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
+        dist.P2POp(dist.isend, outgoing, group=group, group_peer=right),
+    ]
+    filled = [message for message in messages if message.tensor.numel() > 0]
+    return dist.batch_isend_irecv(filled) if filled else []
+
+
+KEPT = threading.local()
+
+
+def landing_buffers(segment: Tensor) -> Sequence[Tensor]:
+    """Room for `1 + AHEAD` segments, kept: new pages cost more than adding."""
+    count, nbytes = 1 + AHEAD, (1 + AHEAD) * segment.nbytes
+    if segment.device.type != "cpu":
+        return [torch.empty_like(segment) for _ in range(count)]
+    memory = getattr(KEPT, "memory", None)
+    if memory is None or len(memory) < nbytes:
+        memory = KEPT.memory = torch.empty(nbytes, dtype=torch.uint8)
+    return memory[:nbytes].view(segment.dtype).tensor_split(count)
 
 
 def reduce_scatter(
-    output: Tensor, input_list: Sequence[Tensor], op: Op = ReduceOp.SUM, group: Group = None
+    output: Tensor,
+    input_list: Sequence[Tensor],
+    op: Op = SUM,
+    group: Group = None,
 ) -> int:
-    """Fill `output` with the reduction over all ranks of `input_list[rank]`.
-
-    Raises as `all_reduce` does, and `ValueError` unless `input_list` holds one tensor of
-    `output`'s shape and dtype per rank.
-    """
-    ring = find_ring(group)
-    if ring is None:
-        return 0
-    check_tensors(output, *input_list)
-    check_list("input_list", input_list, output, ring.size)
-    check_op(op, output)
-    with reachable(group, output) as (local,):
-        chunks = [tensor.detach().to(local.device, copy=True).view(-1) for tensor in input_list]
-        sent = reduce_scatter_phase(chunks, op, ring)
-        local.view(-1).copy_(chunks[ring.rank])
+    """Fill `output` with the sum over all ranks of their `input_list[rank]`."""
+    ring = Ring(group)
+    _, *inputs = prepare([output, *input_list], ring)
+    copies = torch.stack(inputs)
+    divide(copies, op, ring)
+    sent = reduce_scatter_phase([each.view(-1) for each in copies], ring)
+    output.detach().copy_(copies[ring.rank])
     return sent
 
 
-def reduce_scatter_tensor(
-    output: Tensor, input: Tensor, op: Op = ReduceOp.SUM, group: Group = None
+def all_gather(
+    tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None
 ) -> int:
-    """`reduce_scatter` of the equal parts of `input`, which has N times `output`'s elements."""
-    ring = find_ring(group)
-    if ring is None:
-        return 0
-    check_tensors(output, input)
-    return reduce_scatter(
-        output.view(-1), equal_parts("input", input, output, ring.size), op, group
-    )
+    """Fill `tensor_list[r]` with the `tensor` of rank r."""
+    ring = Ring(group)
+    own, *chunks = prepare([tensor, *tensor_list], ring)
+    chunks[ring.rank].copy_(own)
+    sent = all_gather_phase([chunk.view(-1) for chunk in chunks], ring)
+    for output, chunk in zip(tensor_list, chunks, strict=True):
+        output.detach().copy_(chunk)
+    return sent
 
 
-def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None) -> int:
-    """Fill `tensor_list[r]` with the `tensor` of rank r.
-
-    Raises `ValueError` unless `tensor_list` holds one contiguous tensor of `tensor`'s shape and
-    dtype per rank.
-    """
-    ring = find_ring(group)
-    if ring is None:
-        return 0
-    check_tensors(tensor, *tensor_list)
-    check_list("tensor_list", tensor_list, tensor, ring.size)
-    with reachable(group, *tensor_list) as local:
-        local[ring.rank].copy_(tensor.detach())
-        return all_gather_phase([chunk.view(-1) for chunk in local], ring)
-
-
-def all_gather_into_tensor(output: Tensor, input: Tensor, group: Group = None) -> int:
-    """`all_gather` into the equal parts of `output`, which has N times `input`'s elements."""
-    ring = find_ring(group)
-    if ring is None:
-        return 0
-    check_tensors(output, input)
-    return all_gather(equal_parts("output", output, input, ring.size), input.view(-1), group)
+def root_all_reduce(tensor: Tensor, group: Group = None) -> int:
+    """The sum without a ring: rank 0 receives, adds, and sends it to all."""
+    ring = Ring(group)
+    (local,) = prepare([tensor], ring)
+    if ring.rank > 0:
+        dist.send(local, group=group, group_dst=0)
+        dist.recv(local, group=group, group_src=0)
+    others = range(1, ring.size) if ring.rank == 0 else ()
+    received = torch.empty_like(local)
+    for rank in others:
+        dist.recv(received, group=group, group_src=rank)
+        local += received
+    for rank in others:
+        dist.send(local, group=group, group_dst=rank)
+    tensor.detach().copy_(local)
+    return local.nbytes * (len(others) if ring.rank == 0 else 1)
 
 
-def root_all_reduce(tensor: Tensor, op: Op = ReduceOp.SUM, group: Group = None) -> int:
-    """`all_reduce` without a ring: rank 0 receives all tensors, reduces, and sends the result."""
-    ring = find_ring(group)
-    if ring is None:
-        return 0
-    check_tensors(tensor)
-    check_op(op, tensor)
-    if tensor.numel() == 0:
-        return 0
-    with reachable(group, tensor) as (local,):
-        if ring.rank > 0:
-            dist.send(local, group=group, group_dst=0)
-            dist.recv(local, group=group, group_src=0)
-            return local.nbytes
-        others = range(1, ring.size)
-        received = torch.empty_like(local)
-        for rank in others:
-            dist.recv(received, group=group, group_src=rank)
-            COMBINE[op](local, received, out=local)
-        if op == ReduceOp.AVG:
-            local.div_(ring.size)
-        for rank in others:
-            dist.send(local, group=group, group_dst=rank)
-        return local.nbytes * len(others)
+def prepare(tensors: list[Tensor], ring: Ring) -> list[Tensor]:
+    """Contiguous, and in host memory for gloo, which only sends from there."""
+    if not isinstance(tensors[0], Tensor):
+        raise TypeError(f"expected a tensor, not {type(tensors[0]).__name__}")
+    kinds = {(each.shape, each.dtype, each.device) for each in tensors}
+    if len(kinds) > 1:
+        raise ValueError(f"the tensors must be alike, not {kinds}")
+    if len(tensors) not in (1, 1 + ring.size):
+        raise ValueError(f"expected one tensor per rank, {ring.size} in all")
+    if f"{tensors[0].device.type}:gloo" in dist.get_backend_config(ring.group):
+        return [each.detach().cpu().contiguous() for each in tensors]
+    return [each.detach().contiguous() for each in tensors]
 
 
-def find_ring(group: Group) -> Ring | None:
-    """The ring of `group` (default: all ranks), or None with a warning on a rank outside it."""
-    if dist.get_rank(group) < 0:
-        warnings.warn(f"global rank {dist.get_rank()} does not belong to the group", stacklevel=3)
-        return None
-    return Ring(group, dist.get_rank(group), dist.get_world_size(group))
+def divide(tensor: Tensor, op: Op, ring: Ring) -> None:
+    if op not in (SUM, AVG):
+        raise ValueError(f"op must be SUM or AVG, not {op}")
+    if op == AVG:
+        tensor /= ring.size
