@@ -36,6 +36,22 @@ def test_a_scalar_has_a_scalar_mean_and_its_own_value_stays():
     assert run_ranks(mean, 2) == [(torch.tensor(1.5), 0.0), (torch.tensor(1.5), 6.0)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_count_is_not_rounded_to_the_dtype_of_the_total(dtype, as_tensor):
+    """70,000 is more than float16 holds, and bfloat16 rounds 257 to 256."""
+
+    def mean(rank):
+        counts = [70_001, 257, 2**24 + 1]
+        if as_tensor:
+            counts = [torch.tensor(count) for count in counts]
+        total = torch.tensor([64.0, 128.0], dtype=dtype)
+        return [global_mean(total, count).tolist() for count in counts]
+
+    for means in run_ranks(mean, 2):
+        assert means == [[64 / n, 128 / n] for n in (70_001, 257, 2**24 + 1)]
+
+
 @pytest.mark.parametrize("function", ["global_mean", "mean_weights"])
 def test_no_sample_on_any_rank_is_an_error_on_every_rank(function):
     def mean(rank):
