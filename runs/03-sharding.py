@@ -33,7 +33,6 @@ from miniddp.options import Options
 from miniddp.process import device
 from miniddp.sampler import (
     DistributedSampler,
-    EvaluationSampler,
     check_equal_steps,
     epoch_order,
     shard,
@@ -634,7 +633,7 @@ rows, errors = [], {}
 for number, world_size in ((len(right), 4), (len(right), 64), (100, 8), (100, 64), (50, 32)):
     part = right[:number]
     read = [list(DistributedSampler(part, world_size, r, shuffle=False)) for r in range(world_size)]
-    exact = [list(EvaluationSampler(part, world_size, rank)) for rank in range(world_size)]
+    exact = [shard(number, world_size, rank) for rank in range(world_size)]
     counted = [part[i] for indices in read for i in indices]
     of_ranks = mean([mean([part[i] for i in indices]) for indices in exact])
     summed = sum(part[i] for indices in exact for i in indices) / sum(map(len, exact))
@@ -658,7 +657,7 @@ def evaluate_on(rank: int) -> tuple[int, float]:
     mine = load_model("tiny", pretrained=False).to(device())
     mine.load_state_dict(weights)
     part = encoded_test.select(range(NUMBER))
-    own = len(EvaluationSampler(part))
+    own = len(shard(NUMBER, 4, rank))
     _, accuracy = evaluate(mine, part, tokenizer, batch_size=BATCH)
     print(f"reads {own} pairs in {math.ceil(own / BATCH)} batches")
     print(f"accuracy of all ranks: {accuracy:.6f}")

@@ -29,7 +29,6 @@ from miniddp.bucket import plan_buckets
 from miniddp.ring import all_gather_steps, reduce_scatter_steps
 from miniddp.sampler import (
     DistributedSampler,
-    EvaluationSampler,
     epoch_order,
     equalise,
     shard,
@@ -194,13 +193,12 @@ def test_every_rank_reads_what_the_sampler_gives_it(compute: Compute) -> None:
         assert len(found["dropped"]) == max(0, length - sum(map(len, shown)))
         if chosen["contiguous"] or (chosen["rest"] == "drop" and length < world_size):
             continue
-        data = range(length)
         for rank in range(world_size):
             if chosen["rest"] == "keep":
-                wanted = [found["order"][i] for i in EvaluationSampler(data, world_size, rank)]
+                wanted = [found["order"][i] for i in shard(length, world_size, rank)]
             else:
                 sampler = DistributedSampler(
-                    data, world_size, rank, chosen["shuffle"], chosen["seed"],
+                    range(length), world_size, rank, chosen["shuffle"], chosen["seed"],
                     drop_last=chosen["rest"] == "drop",
                 )  # fmt: skip
                 sampler.set_epoch(chosen["epoch"])
