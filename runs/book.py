@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import math
 import numbers
@@ -39,6 +40,14 @@ RANK_COLORS = (
 """The colour of each rank, the same on every page."""
 
 FOREGROUND, MUTED, LINE, SURFACE, BACKGROUND = "#1b1f24", "#57606a", "#8b949e", "#f6f8fa", "#ffffff"
+WAITING = RANK_COLORS[6]
+
+# The page's name of each colour, so that a figure follows light and dark.
+PAGE_COLORS = {
+    **{color: f"--rank-{rank}" for rank, color in enumerate(RANK_COLORS)},
+    **{FOREGROUND: "--fg", MUTED: "--muted", LINE: "--line", SURFACE: "--surface"},
+    BACKGROUND: "--bg",
+}
 
 # What ran, for the recorder.
 facts: dict[str, Any] = {"provenance": None, "data": None}
@@ -103,6 +112,8 @@ def timeline(
     needs ``note("backward")`` before the backward pass and ``note("end")`` after it.
     ``parameters`` names the parameters of each bucket. ``step`` is the last one if not given.
     """
+    import matplotlib.pyplot as plt
+
     ranks = [_pass_of(recording, rank, step) for rank, recording in enumerate(recordings)]
     sizes = [[int(row["bytes"]) for row in rows] for rows, _, _ in ranks]
     if not ranks or any(size != sizes[0] for size in sizes):
@@ -135,7 +146,9 @@ def timeline(
         for rank, (rows, begin, _) in enumerate(ranks)
         for row in rows
     ]
-    _show({TIMELINE: bundle}, "\n".join(lines))
+    fig = _drawn(bundle)
+    _show({TIMELINE: bundle, "image/svg+xml": _svg(fig)}, "\n".join(lines))
+    plt.close(fig)
 
 
 def provenance(
@@ -197,6 +210,32 @@ def _pass_of(recording: Any, rank: int, step: int | None) -> tuple[list[Any], fl
             'call note("backward") before the backward pass and note("end") after it'
         )
     return rows, begins[-1], max(ends[0], last)
+
+
+def _drawn(bundle: Mapping[str, Any]) -> Figure:
+    """Rank 0's pass: what backward computes, and when each bucket was ready, sent and done."""
+    import matplotlib.pyplot as plt
+
+    rank, buckets = bundle["ranks"][0], range(1, len(bundle["buckets"]) + 1)
+    ready, launched, done = (
+        [1000 * time for time in rank[event]] for event in ("ready", "launched", "done")
+    )
+    begins, end = [0, *sorted(ready)], 1000 * rank["end"]
+    lengths = [till - since for since, till in itertools.pairwise(begins)]
+    fig, axes = plt.subplots(figsize=(5.2, 0.9 + 0.36 * len(begins)))
+    axes.axvspan(begins[-1], end, color=WAITING, alpha=0.1, linewidth=0)
+    axes.barh([0] * len(lengths), lengths, 0.6, begins[:-1], color=SURFACE, edgecolor=FOREGROUND)
+    axes.vlines(ready, 0.3, [row + 0.3 for row in buckets], FOREGROUND, "dotted", linewidth=1)
+    axes.hlines(buckets, ready, launched, FOREGROUND, linewidth=1.5)
+    sent = [till - since for since, till in zip(launched, done, strict=True)]
+    axes.barh(buckets, sent, 0.6, launched, color=RANK_COLORS[0], alpha=0.3)
+    axes.barh(buckets, sent, 0.6, launched, color="none", edgecolor=RANK_COLORS[0], linewidth=1.5)
+    axes.set(xlim=(0, end), ylim=(len(buckets) + 0.5, -0.5), xlabel="ms")
+    axes.set_yticks([0, *buckets], ["backward", *(f"bucket {row - 1}" for row in buckets)])
+    axes.grid(visible=False, axis="y")
+    axes.set_title("backward computes", color=MUTED)
+    axes.set_title("waits", loc="right", color=MUTED)
+    return fig
 
 
 # Showing
@@ -315,17 +354,16 @@ def _svg(fig: Figure) -> str:
     style = "stroke-linejoin: round; stroke-linecap: butt"
     svg = svg.replace("<svg ", f'<svg style="{style}" ', 1)
     svg = re.sub(r"'DejaVu Sans'(, ('[^']*'|sans-serif))*", "system-ui, sans-serif", svg)
-    _check_colors(svg)
-    return _with_own_ids(svg)
+    return _with_own_ids(_with_page_colors(svg))
 
 
-def _check_colors(svg: str) -> None:
-    palette = {*RANK_COLORS, FOREGROUND, MUTED, LINE, SURFACE, BACKGROUND}
-    used = set(re.findall(r"(?<!url\()#[0-9a-fA-F]{6}\b", svg))
-    if foreign := sorted(used - palette):
+def _with_page_colors(svg: str) -> str:
+    color = re.compile(r"(?<!url\()#[0-9a-fA-F]{6}\b")
+    if foreign := sorted(set(color.findall(svg)) - set(PAGE_COLORS)):
         raise ValueError(
             f"the figure uses {', '.join(foreign)}, expected only colours of book.py's palette"
         )
+    return color.sub(lambda match: f"var({PAGE_COLORS[match[0]]}, {match[0]})", svg)
 
 
 def _with_own_ids(svg: str) -> str:

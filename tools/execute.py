@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import digest
 import scrub
+from shrink_svg import shrink_svg
 
 FACTS = "application/json"
 TRACEBACK_LINES = 12
@@ -229,6 +230,8 @@ def clean(notebook: Any, scrubber: scrub.Scrubber) -> None:
                 output.text = scrubber.text(output.text)
             else:
                 output.data = scrubber.bundle(output.data)
+                if figure := output.data.get("image/svg+xml"):
+                    output.data["image/svg+xml"] = shrink_svg("".join(figure))
                 output.metadata = {}
 
 

@@ -40,7 +40,7 @@ function M.svg(path, fail)
   local attributes, body = svg.parse(text)
   if not attributes then fail(path .. " is not an SVG") end
   if not svg.has_view_box(attributes) then fail(path .. " has no viewBox") end
-  check_ids(svg.ids(attributes, body), stem, path, fail)
+  check_ids(svg.ids(body), stem, path, fail)
   local title, description
   body, title = label_id(body, "title", stem, path, fail)
   body, description = label_id(body, "desc", stem, path, fail)

@@ -53,116 +53,65 @@ local function read_entries(fail)
   return entries
 end
 
--- The number of letters to insert, delete or change to make one word of the other.
-local function distance(one, other)
-  local row = {}
-  for column = 0, #other do row[column] = column end
-  for line = 1, #one do
-    local diagonal
-    diagonal, row[0] = row[0], line
-    for column = 1, #other do
-      local changed = diagonal + (one:byte(line) == other:byte(column) and 0 or 1)
-      diagonal = row[column]
-      row[column] = math.min(changed, diagonal + 1, row[column - 1] + 1)
-    end
-  end
-  return row[#other]
-end
-
-local function near_misses(key, known)
-  local near = {}
-  for candidate in pairs(known) do
-    local contained = candidate:find(key, 1, true) or key:find(candidate, 1, true)
-    if contained or distance(key, candidate) <= math.max(2, #key // 3) then table.insert(near, candidate) end
-  end
-  table.sort(near)
-  return #near > 0 and "near: " .. table.concat(near, ", ") or "nothing in it is near"
-end
-
 function M.term(span, fail)
   local key = key_of(span.attributes.key or stringify(span))
   local known = read_entries(fail)
   if not known[key] then
-    fail(('no term "%s" in %s (%s)'):format(key, GLOSSARY, near_misses(key, known)))
+    local terms = {}
+    for term in pairs(known) do table.insert(terms, term) end
+    table.sort(terms)
+    fail(('no term "%s" in %s (it has: %s)'):format(key, GLOSSARY, table.concat(terms, ", ")))
   end
   local page = project.page == GLOSSARY and "" or project.link(GLOSSARY)
   local attributes = { ["data-tip"] = plain_text(known[key]) }
   return pandoc.Link(span.content, page .. "#" .. identifier(key), "", pandoc.Attr("", { "term" }, attributes))
 end
 
--- first word → the terms that begin with it, each a list of words, the longest first
-local function terms_by_first_word(known)
-  local found = {}
-  for key in pairs(known) do
-    local words = {}
-    for word in key:gmatch("%S+") do table.insert(words, word) end
-    found[words[1]] = found[words[1]] or {}
-    table.insert(found[words[1]], words)
-  end
-  for _, terms in pairs(found) do
-    table.sort(terms, function(one, other) return #one > #other end)
-  end
-  return found
+local function is_text(inlines)
+  return not inlines:find_if(function(inline) return not (({ Str = true, Space = true, SoftBreak = true })[inline.t]) end)
 end
 
-local function terms_at(starting, text)
-  local word = text:lower():match("^[^.,;:)]*")
-  return starting[word] or starting[(word:gsub("s$", ""))]
-end
-
--- Whether the words stand at `position`; the last may be a plural, and have a mark after it.
-local function stands_at(inlines, position, words)
-  for number, word in ipairs(words) do
-    local at = position + 2 * (number - 1)
-    local inline, before = inlines[at], inlines[at - 1]
-    if not inline or inline.t ~= "Str" then return nil end
-    if number > 1 and before.t ~= "Space" and before.t ~= "SoftBreak" then return nil end
-    local text, mark = inline.text:match("^(.-)([.,;:)]*)$")
-    local low = text:lower()
-    local is_last = number == #words
-    if low ~= word and not (is_last and low == word .. "s") or not is_last and mark ~= "" then return nil end
-    if is_last then return at, text, mark end
+-- The longest term, of three words at most, whose words stand at `position`: its key, where it ends,
+-- its words and the mark after them. The last word may be a plural.
+local function term_at(inlines, position, known)
+  for last = position + 4, position, -2 do
+    local words = pandoc.Inlines { table.unpack(inlines, position, math.min(last, #inlines)) }
+    if last <= #inlines and inlines[last].t == "Str" and is_text(words) then
+      local text, mark = inlines[last].text:match("^(.-)([.,;:)]*)$")
+      words[#words] = pandoc.Str(text)
+      local key = key_of(stringify(words))
+      key = known[key] and key or (key:gsub("s$", ""))
+      if known[key] then return key, last, words, mark end
+    end
   end
 end
 
 -- Links each term of the glossary where it stands first in the text below a heading of level 3 or above.
 function M.link_terms(blocks, fail)
-  local known = read_entries(fail)
-  local starting, linked = terms_by_first_word(known), {}
+  local known, linked = read_entries(fail), {}
   local function link(inlines)
     local done, position = pandoc.Inlines {}, 1
     while position <= #inlines do
-      local inline, last = inlines[position], nil
-      for _, words in ipairs(inline.t == "Str" and terms_at(starting, inline.text) or {}) do
-        local key = table.concat(words, " ")
-        local text, mark
-        last, text, mark = stands_at(inlines, position, words)
-        if last and not linked[key] then
-          linked[key] = true
-          local content = pandoc.Inlines { table.unpack(inlines, position, last - 1) }
-          content:insert(pandoc.Str(text))
-          done:insert(M.term(pandoc.Span(content, { key = key })))
-          if mark ~= "" then done:insert(pandoc.Str(mark)) end
-          break
-        end
-        last = nil
+      local key, last, words, mark = term_at(inlines, position, known)
+      if key and not linked[key] then
+        linked[key] = true
+        done:insert(M.term(pandoc.Span(words, { key = key })))
+        done:insert(pandoc.Str(mark))
+      else
+        last = position
+        done:insert(inlines[position])
       end
-      if not last then done:insert(inline) end
-      position = (last or position) + 1
+      position = last + 1
     end
     return done
   end
-  return pandoc.Blocks(blocks:map(function(block)
-    if block.t == "Header" then
-      if block.level <= 3 then linked = {} end
-      return block
+  return blocks:map(function(block)
+    if block.t ~= "Header" then
+      return block:walk { traverse = "topdown", Link = function(element) return element, false end, Inlines = link }
     end
-    return block:walk {
-      traverse = "topdown",
-      Link = function(element) return element, false end,
-      Inlines = link,
-    }
-  end))
+    if block.level <= 3 then linked = {} end
+    return block
+  end)
 end
 
 -- Gives every entry of the glossary the name that `.term` links to.

@@ -3,13 +3,14 @@
 local import = ...
 local diagram = import "diagram"
 local figure = import "figure"
+local output = import "output"
 local project = import "project"
 local provenance = import "provenance"
 local recording = import "recording"
 local tabs = import "tabs"
-local timeline = import "timeline"
 
 local STYLE = "vis/interactive.css"
+local TIMELINE = "application/vnd.miniddp.timeline+json"
 
 local loaded = {} -- what this page loads so far
 
@@ -43,10 +44,11 @@ end
 
 local function script(path) return load(path, '<script type="module" src="%s"></script>') end
 
+-- The recorded timeline of a cell and its picture, or nil.
 local function timeline_of(cell)
-  for _, output in ipairs(cell.outputs or {}) do
-    local events = recording.bundle(output, timeline.MIME)
-    if events then return events end
+  for _, shown in ipairs(cell.outputs or {}) do
+    local events = recording.bundle(shown, TIMELINE)
+    if events then return events, recording.bundle(shown, "image/svg+xml") end
   end
 end
 
@@ -56,12 +58,13 @@ local function badges(found)
   return blocks
 end
 
--- A stage for each recorded timeline, drawn from it.
+-- A stage for each recorded timeline, with its picture as the still.
 local function timeline_stages(found, stem, alt, fail)
   if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
   local function stage_of(one)
-    local events = timeline_of(one.cell) or fail("the cell has no timeline in " .. one.recording.path)
-    return stage(stem, timeline.draw(events, alt, fail), events)
+    local events, picture = timeline_of(one.cell)
+    if not events then fail("the cell has no timeline in " .. one.recording.path) end
+    return stage(stem, output.figure(picture or "", alt, fail).text, events)
   end
   if #found == 1 then return pandoc.Blocks { stage_of(found[1]) }, badges(found) end
   return tabs(found, function(one)

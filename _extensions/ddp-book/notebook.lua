@@ -2,7 +2,7 @@
 
 local import = ...
 local make_table = import "table"
-local outputs = import "output"
+local output = import "output"
 local project = import "project"
 local provenance = import "provenance"
 local recording = import "recording"
@@ -27,12 +27,12 @@ local function markdown_cell(source, kind)
 end
 
 local function code_cell(cell, source, one, fail)
-  local function alt_of(output)
-    local text = recording.bundle(output, "text/plain")
+  local function alt_of(shown)
+    local text = recording.bundle(shown, "text/plain")
     return text or ("Figure of run %s"):format(one.name)
   end
   local blocks = pandoc.Blocks { pandoc.Div({ pandoc.CodeBlock(source, { class = "python" }) }, { class = "nb-in" }) }
-  local shown = outputs(cell, alt_of, fail)
+  local shown = output.blocks(cell, alt_of, fail)
   if #shown > 0 then blocks:insert(pandoc.Div(shown, { class = "nb-out" })) end
   return pandoc.Div(blocks, { class = "nb-cell" })
 end

@@ -1,26 +1,18 @@
 -- Turns the outputs of a recorded cell into blocks.
 
 local import = ...
-local compact = import "compact"
+local make_table = import "table"
 local recording = import "recording"
 local svg = import "svg"
-local timeline = import "timeline"
 local text_of, present, bundle = recording.text, recording.present, recording.bundle
+
+local M = {}
 
 local RANKS = "application/vnd.miniddp.ranks+json"
 local VALUES = "application/vnd.miniddp.values+json"
 local RANK_COLOURS = 8
 
-local figures = 0 -- inlined on this page so far
-
--- What a terminal would show: no colour codes, and only the last state of a progress bar.
-local function plain(text)
-  text = text:gsub("\27%[[%d;?]*[%a@]", ""):gsub("\27%].-[\7\27]\\?", ""):gsub("\r\n", "\n")
-  text = text:gsub("[^\n]*\r([^\r\n]+)", "%1"):gsub("\r", "")
-  return (text:gsub("%s+$", ""))
-end
-
-local function text_block(text) return pandoc.CodeBlock(plain(text), { class = "output" }) end
+local function text_block(text) return pandoc.CodeBlock((text:gsub("%s+$", "")), { class = "output" }) end
 
 local function ranks_block(content)
   local blocks = pandoc.Blocks {}
@@ -35,18 +27,12 @@ local function ranks_block(content)
   return pandoc.Div(blocks, { class = "ranks" })
 end
 
-local function figure_block(text, alt, fail)
+-- A recorded figure as part of the page.
+function M.figure(text, alt, fail)
   local attributes, body = svg.parse(text)
   if not attributes then fail("its figure is not an SVG") end
   if not svg.has_view_box(attributes) then fail("its figure has no viewBox") end
-  figures = figures + 1
-  local prefix = ("figure-%d-"):format(figures)
-  body = svg.with_page_colours(compact.figure(svg.with_prefix(body, prefix), prefix))
   return pandoc.RawBlock("html", svg.inline(attributes, body, "aria-label", alt))
-end
-
-local function timeline_block(events, alt, fail)
-  return pandoc.RawBlock("html", timeline.draw(events, alt, fail))
 end
 
 local function values_table(values)
@@ -56,11 +42,9 @@ local function values_table(values)
   for _, key in ipairs(keys) do
     local value = values[key]
     local text = math.type(value) and ("%.15g"):format(value) or tostring(value)
-    table.insert(rows, { { pandoc.Plain { pandoc.Code(key) } }, { pandoc.Plain(text) } })
+    table.insert(rows, { pandoc.Inlines { pandoc.Code(key) }, text })
   end
-  local header = { { pandoc.Plain("Name") }, { pandoc.Plain("Value") } }
-  local simple = pandoc.SimpleTable({}, { "AlignLeft", "AlignRight" }, { 0, 0 }, header, rows)
-  return pandoc.utils.from_simple_table(simple)
+  return make_table({ "Name", "Value" }, rows)
 end
 
 -- The blocks for the richest form of one output; nil for recorded values, which are not for show.
@@ -68,9 +52,7 @@ local function display(output, alt_of, fail)
   local ranks = bundle(output, RANKS)
   if ranks then return { ranks_block(ranks) } end
   local image = bundle(output, "image/svg+xml")
-  if image then return { figure_block(image, alt_of(output), fail) } end
-  local events = bundle(output, timeline.MIME)
-  if events then return { timeline_block(events, alt_of(output), fail) } end
+  if image then return { M.figure(image, alt_of(output), fail) } end
   local markdown = bundle(output, "text/markdown")
   if markdown then return pandoc.read(markdown, "markdown").blocks end
   if bundle(output, VALUES) then return nil end
@@ -79,10 +61,10 @@ local function display(output, alt_of, fail)
 end
 
 -- `alt_of(output)` gives the text that stands for a figure.
-return function(cell, alt_of, fail)
+function M.blocks(cell, alt_of, fail)
   local blocks, streamed = pandoc.Blocks {}, ""
   local function flush()
-    if plain(streamed) ~= "" then blocks:insert(text_block(streamed)) end
+    if streamed:match("%S") then blocks:insert(text_block(streamed)) end
     streamed = ""
   end
   for _, output in ipairs(cell.outputs or {}) do
@@ -100,3 +82,5 @@ return function(cell, alt_of, fail)
   if #blocks == 0 and next(values) then blocks:insert(values_table(values)) end
   return blocks
 end
+
+return M

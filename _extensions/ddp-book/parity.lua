@@ -2,6 +2,7 @@
 
 local import = ...
 local project = import "project"
+local make_table = import "table"
 
 local TABLE = "tests/parity.json"
 local HEADER = { "Behaviour", "torch", "miniddp", "Tolerance" }
@@ -21,16 +22,17 @@ end
 
 local function plain(markdown)
   local block = pandoc.read(markdown, "markdown").blocks[1]
-  return { pandoc.Plain(block and block.content or {}) }
+  return block and block.content or pandoc.Inlines {}
 end
 
 -- What is shown, and under it the name of the test, linked to its file.
 local function behaviour(row)
   local path, name = row.test:match("^(.-)::(.+)$")
   local test = project.source_link({ pandoc.Code(name) }, path)
-  local cell = plain(row.behaviour)
-  table.insert(cell, pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }))
-  return cell
+  return pandoc.Blocks {
+    pandoc.Plain(plain(row.behaviour)),
+    pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }),
+  }
 end
 
 return function(div, fail)
@@ -38,18 +40,14 @@ return function(div, fail)
   local rows, with_tolerance = {}, false
   for _, row in ipairs(section_of(found.sections, div.attributes.section, fail)) do
     with_tolerance = with_tolerance or row.tolerance ~= ""
-    table.insert(rows, {
-      behaviour(row), plain(row.torch), plain(row.miniddp), plain(row.tolerance),
-    })
+    table.insert(rows, { behaviour(row), plain(row.torch), plain(row.miniddp), plain(row.tolerance) })
   end
-  local aligns, widths, header = {}, {}, {}
-  for column, title in ipairs(HEADER) do
-    aligns[column], widths[column], header[column] = "AlignDefault", 0, { pandoc.Plain(title) }
-  end
+  local header = { table.unpack(HEADER) }
   if not with_tolerance then
-    for _, row in ipairs { header, aligns, widths, table.unpack(rows) } do table.remove(row, 4) end
+    for _, row in ipairs { header, table.unpack(rows) } do table.remove(row) end
   end
-  local made = pandoc.utils.from_simple_table(pandoc.SimpleTable({}, aligns, widths, header, rows))
+  local made = make_table(header, rows)
+  made.bodies[1].row_head_columns = 0
   local note = pandoc.Div({ pandoc.Plain("Seen with torch " .. found.torch) }, { class = "provenance cpu" })
   return pandoc.Div({ made, note }, { class = "parity" })
 end

@@ -2,7 +2,7 @@
 
 local import = ...
 local figure = import "figure"
-local outputs = import "output"
+local output = import "output"
 local provenance = import "provenance"
 local recording = import "recording"
 local tabs = import "tabs"
@@ -14,7 +14,7 @@ return function(div, fail)
   end
   local found = recording.with_cell(div.attributes.name, div.attributes.kind, div.attributes.cell, fail)
   local function blocks_of(one)
-    local blocks = outputs(one.cell, alt_of, fail)
+    local blocks = output.blocks(one.cell, alt_of, fail)
     if #blocks == 0 then fail("the cell has no output in " .. one.recording.path) end
     return blocks
   end

@@ -1,17 +1,6 @@
--- Prepares an SVG file for being part of a page.
-
-local import = ...
-local compact = import "compact"
+-- Makes an SVG part of a page.
 
 local M = {}
-
--- The colours of theme/book.css in light mode, as figures are drawn with them.
-local PALETTE = {
-  ["#2563eb"] = "--rank-0", ["#c2410c"] = "--rank-1", ["#15803d"] = "--rank-2", ["#a21caf"] = "--rank-3",
-  ["#b45309"] = "--rank-4", ["#0e7490"] = "--rank-5", ["#be123c"] = "--rank-6", ["#4d7c0f"] = "--rank-7",
-  ["#1b1f24"] = "--fg", ["#57606a"] = "--muted", ["#8b949e"] = "--line", ["#f6f8fa"] = "--surface",
-  ["#ffffff"] = "--bg",
-}
 
 -- Attributes of the root that the page decides.
 local OWN = {
@@ -19,45 +8,22 @@ local OWN = {
   ["aria-label"] = true, ["aria-labelledby"] = true,
 }
 
-local ESCAPES = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }
-
-local function escape(text) return (text:gsub('[&<>"]', ESCAPES)) end
-
 -- The root element's attributes as a list of { name, value }, and what is inside; nil if it is no SVG.
 function M.parse(text)
   text = text:gsub("<%?.-%?>", ""):gsub("<!%-%-.-%-%->", ""):gsub("<!DOCTYPE[^>]*>", "")
-  text = text:gsub("<metadata.->.-</metadata>", "")
   local root, body = text:match("<svg(%s[^>]*)>(.*)</svg>%s*$")
   if not root then return nil end
   local attributes = {}
   for name, _, value in root:gmatch("([%w:_-]+)%s*=%s*([\"'])(.-)%2") do
     table.insert(attributes, { name, value })
   end
-  return attributes, compact.without_indent(body:gsub("%s+$", ""))
+  return attributes, (body:gsub("\n%s+", "\n"):gsub("%s+$", ""))
 end
 
-function M.ids(attributes, body)
+function M.ids(body)
   local ids = {}
-  for _, attribute in ipairs(attributes) do
-    if attribute[1] == "id" then table.insert(ids, attribute[2]) end
-  end
   for _, id in body:gmatch("%sid%s*=%s*([\"'])(.-)%1") do table.insert(ids, id) end
   return ids
-end
-
--- Puts a prefix before every id and every reference to one.
-function M.with_prefix(body, prefix)
-  body = body:gsub("(%sid%s*=%s*[\"'])", "%1" .. prefix)
-  body = body:gsub("(href%s*=%s*[\"']#)", "%1" .. prefix)
-  return (body:gsub("(url%(%s*[\"']?#)", "%1" .. prefix))
-end
-
--- Replaces the palette's colours by the page's, so that a figure follows light and dark.
-function M.with_page_colours(body)
-  return (body:gsub("#%x%x%x%x%x%x%f[%X]", function(colour)
-    local name = PALETTE[colour:lower()]
-    return name and ("var(%s, %s)"):format(name, colour:lower())
-  end))
 end
 
 local function value_of(attributes, name)
@@ -87,7 +53,8 @@ end
 
 -- The element for a page; `name`, `text`: the attribute that says what is to be seen.
 function M.inline(attributes, body, name, text)
-  local parts = { ('<svg role="img" %s="%s"'):format(name, escape(text)) }
+  local escaped = text:gsub('[&<>"]', { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" })
+  local parts = { ('<svg role="img" %s="%s"'):format(name, escaped) }
   for _, attribute in ipairs(attributes) do
     local quoted = attribute[2]:gsub('"', "&quot;")
     if not OWN[attribute[1]] then table.insert(parts, ('%s="%s"'):format(attribute[1], quoted)) end

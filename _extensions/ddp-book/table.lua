@@ -1,10 +1,13 @@
--- A table out of rows of text or inlines; the first column names its row.
+-- A table out of rows of text, inlines or blocks; the first column names its row.
 
-local function cells_of(texts)
+local function cell_of(content)
+  if pandoc.utils.type(content) == "Blocks" then return content end
+  return { pandoc.Plain(content) }
+end
+
+local function cells_of(row)
   local cells = {}
-  for _, text in ipairs(texts) do
-    table.insert(cells, { pandoc.Plain(type(text) == "string" and pandoc.Inlines(text) or text) })
-  end
+  for _, content in ipairs(row) do table.insert(cells, cell_of(content)) end
   return cells
 end
 

@@ -115,6 +115,8 @@ def test_figure_is_text_in_palette_colours_with_ids_of_its_own(shown, axes):
     assert used == set(identities)
     assert "<style" not in svg
     assert "DejaVu" not in svg
+    assert "var(--rank-0, #2563eb)" in svg
+    assert not re.search(r"[^,] #[0-9a-f]{6}", svg)
     assert shown[0]["text/plain"] == "figure: time against size (ring)"
 
 
@@ -205,6 +207,9 @@ def test_timeline_shows_one_pass_from_the_begin_of_backward(shown):
     }
     first = "rank 0 | bucket 0: 10 bytes, ready 100.00 ms, launched 200.00 ms, done 250.00 ms"
     assert shown[0]["text/plain"].splitlines()[0] == first
+    drawn = ElementTree.fromstring(shown[0]["image/svg+xml"])
+    texts = {"".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"backward", "bucket 0", "bucket 1", "ms", "backward computes", "waits"} <= texts
 
 
 def test_timeline_of_a_chosen_step(shown):
