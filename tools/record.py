@@ -393,10 +393,12 @@ def selected(root: Path, options: argparse.Namespace) -> list[str]:
     able = [run for run in known if options.kind == "cpu" or uses_a_gpu(root, run)]
     if without := sorted({*runs} - {*able}):
         raise RecordError(f"{without[0]} runs on the CPU only, its provenance() says")
-    stale = [run for run in able if check.freshness(root, run, options.kind)[0] != "fresh"]
-    chosen = runs or (able if options.all else stale)
-    first = [run for run in WORTH if run in chosen] if options.kind == "gpu" and not runs else []
-    return first + [run for run in chosen if run not in first]
+    if runs:
+        return runs
+    if not options.all:
+        able = [run for run in able if check.freshness(root, run, options.kind)[0] != "fresh"]
+    first = [run for run in WORTH if run in able] if options.kind == "gpu" else []
+    return first + [run for run in able if run not in first]
 
 
 def refuse_this_machine(kind: str) -> None:
