@@ -19,7 +19,10 @@ import torch.distributed as dist
 
 from miniddp import launch
 from miniddp.launch import RankResults, RanksFailed, RanksTimedOut, run_ranks
-from miniddp.process import init_process_group
+from miniddp.process import device, init_process_group
+
+from . import ranks
+from .ranks import run
 
 
 class Point:
@@ -57,7 +60,7 @@ def is_alive(pid: int) -> bool:
 
 
 def facts(rank: int, scale: float, point: Point) -> dict[str, Any]:
-    total = torch.tensor([float(rank + 1)])
+    total = torch.tensor([float(rank + 1)], device=device())
     dist.all_reduce(total)
     print(f"hello from rank {rank}")
     os.system("echo from a child process")
@@ -80,10 +83,10 @@ def facts(rank: int, scale: float, point: Point) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def results() -> RankResults:
-    run_ranks(say_pid_of, 1)  # the fork server runs: what is set now must still reach the ranks
+    run(say_pid_of, 1)  # the fork server runs: what is set now must still reach the ranks
     os.environ["SET_LATER"] = "yes"
     try:
-        return run_ranks(facts, 2, 3.0, Point(2.0), env={"ADDED": "1"})
+        return run(facts, 2, 3.0, Point(2.0), env={"ADDED": "1"}, default_device=False)
     finally:
         del os.environ["SET_LATER"]
 
@@ -95,7 +98,7 @@ def say_pid_of(rank: int) -> None:
 def test_ranks_form_a_group_and_return_in_order(results: RankResults) -> None:
     assert isinstance(results, list)
     assert [result["total"] for result in results] == [3.0, 3.0]
-    assert [result["backend"] for result in results] == ["gloo", "gloo"]
+    assert [result["backend"] for result in results] == [ranks.backend] * 2
     for rank, result in enumerate(results):
         assert result["environment"] == {
             "RANK": str(rank),
@@ -108,7 +111,7 @@ def test_ranks_form_a_group_and_return_in_order(results: RankResults) -> None:
 
 
 def test_ranks_share_the_cores(results: RankResults) -> None:
-    (alone,) = run_ranks(lambda rank: torch.get_num_threads(), 1)
+    (alone,) = run(lambda rank: torch.get_num_threads(), 1)
     assert [result["threads"] for result in results] == [max(1, alone // 2)] * 2
 
 
@@ -129,17 +132,17 @@ def test_output_is_kept_whole_and_in_order(results: RankResults) -> None:
 def test_without_backend_the_function_starts_the_group() -> None:
     def start(rank: int) -> tuple[bool, int]:
         before = dist.is_initialized()
-        init_process_group("gloo")
+        init_process_group(ranks.backend)
         return before, dist.get_rank()
 
-    assert run_ranks(start, 2, backend=None) == [(False, 0), (False, 1)]
+    assert run(start, 2, backend=None) == [(False, 0), (False, 1)]
 
 
 def test_two_threads_may_launch_at_once() -> None:
     main, collected = sys.modules["__main__"], {}
 
     def collect(world_size: int) -> None:
-        collected[world_size] = run_ranks(lambda rank: rank, world_size)
+        collected[world_size] = run(lambda rank: rank, world_size)
 
     threads = [threading.Thread(target=collect, args=(n,)) for n in (1, 2)]
     for thread in threads:
@@ -155,10 +158,10 @@ def test_no_descriptor_and_no_file_stays_open() -> None:
     def count() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    run_ranks(say_pid_of, 1)
+    run(say_pid_of, 1)
     before = count()
     for _ in range(3):
-        run_ranks(say_pid_of, 2)
+        run(say_pid_of, 2)
     last_moment = time.monotonic() + 10  # the store's own thread closes its connections
     while count() > before and time.monotonic() < last_moment:
         time.sleep(0.05)
@@ -199,7 +202,7 @@ def raise_lookup_error() -> None:
 
 def test_a_rank_raises_while_the_others_wait() -> None:
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(fails_on_rank_1, 3, raise_lookup_error)
+        run(fails_on_rank_1, 3, raise_lookup_error)
     error = caught.value
     assert str(error).startswith("rank 1 of 3 failed, then rank")
     assert "LookupError: no such shard" in str(error)
@@ -221,7 +224,7 @@ def test_a_rank_raises_while_the_others_wait() -> None:
 )
 def test_a_rank_dies_while_the_others_wait(how: Callable[[], None], said: str) -> None:
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(fails_on_rank_1, 2, how)
+        run(fails_on_rank_1, 2, how)
     assert str(caught.value).startswith("rank 1 of 2 failed")
     assert said in str(caught.value)
     assert_gone(pids(caught.value.outputs))
@@ -244,7 +247,7 @@ def test_a_rank_that_does_not_notice_a_failure_is_ended(monkeypatch: pytest.Monk
             pass
 
     with pytest.raises(RanksFailed, match=r"rank 1 was in\n.* in spin\n") as caught:
-        run_ranks(loop_or_raise, 2)
+        run(loop_or_raise, 2)
     assert list(caught.value.tracebacks) == [0]
     assert len(pids(caught.value.outputs)) == 4
     assert_gone(pids(caught.value.outputs))
@@ -264,7 +267,7 @@ def test_hanging_ranks_are_named_with_their_stack() -> None:
             hang(rank)
 
     with pytest.raises(RanksTimedOut) as caught:
-        run_ranks(start, 4, timeout=5)
+        run(start, 4, backend="gloo", default_device=False, timeout=5)
     error = caught.value
     assert str(error).startswith("ranks 0, 1, 2 of 4 did not end within 5 s (rank 3 had returned)")
     assert list(error.stacks) == [0, 1, 2]
@@ -284,7 +287,7 @@ def test_a_rank_that_blocks_the_signal_shows_no_other_stack() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         with pytest.raises(RanksTimedOut) as caught:
-            run_ranks(hang, 2, backend=None, timeout=5)
+            run(hang, 2, backend=None, timeout=5)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert "could not be read" in caught.value.stacks[0]
@@ -293,7 +296,7 @@ def test_a_rank_that_blocks_the_signal_shows_no_other_stack() -> None:
 
 def test_a_value_that_cannot_be_pickled_names_its_rank() -> None:
     with pytest.raises(RanksFailed, match="TypeError: the value that rank 1 returned cannot be"):
-        run_ranks(lambda rank: threading.Lock() if rank else None, 2)
+        run(lambda rank: threading.Lock() if rank else None, 2)
 
 
 def refuse() -> None:
@@ -307,12 +310,12 @@ class CannotBeRead:
 
 def test_a_value_that_cannot_be_unpickled_names_its_rank() -> None:
     with pytest.raises(TypeError, match="the value that rank 0 returned cannot be unpickled: not"):
-        run_ranks(lambda rank: CannotBeRead(), 1)
+        run(lambda rank: CannotBeRead(), 1)
 
 
 def test_an_argument_that_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match="fn with its arguments cannot be pickled"):
-        run_ranks(fails_on_rank_1, 1, threading.Lock())
+        run(fails_on_rank_1, 1, threading.Lock())
 
 
 # Programs that launch

@@ -15,7 +15,17 @@ from torch.distributed.device_mesh import init_device_mesh
 import miniddp
 from miniddp import process
 from miniddp.launch import RankResults, run_ranks
-from miniddp.process import check_group, destroy_process_group, get, init_process_group, set_seed
+from miniddp.process import (
+    check_group,
+    destroy_process_group,
+    device,
+    get,
+    init_process_group,
+    set_seed,
+)
+
+from . import ranks
+from .ranks import run
 
 NAMES = ("rank", "grank", "lrank", "ws")
 
@@ -30,12 +40,12 @@ def message(function: Any, *args: Any) -> str:
 
 def ask(rank: int) -> dict[str, Any]:
     """Everything about four ranks on a 2 x 2 mesh: columns are {0, 2} and {1, 3}."""
-    os.environ |= {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}  # as on two machines
     init_process_group()
+    os.environ["LOCAL_RANK"] = str(rank % 2)  # as on two machines
     answers: dict[str, Any] = {"plain": [get(name) for name in NAMES]}
     answers["backend"] = dist.get_backend()
     answers["plain members"] = dist.get_process_group_ranks(get("pg"))
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("replica", "shard"))
     answers["passed"] = [get(name, mesh["replica"]) for name in NAMES]
     answers["two dimensions"] = message(get, "rank", mesh)
     get.register_mesh(mesh["replica"])
@@ -55,14 +65,14 @@ def ask(rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def answers() -> RankResults:
-    return run_ranks(ask, 4, backend=None)
+    return run(ask, 4, backend=None)
 
 
 def test_get_without_a_mesh(answers: RankResults) -> None:
     for rank, answer in enumerate(answers):
         assert answer["plain"] == answer["forgotten"] == [rank, rank, rank % 2, 4]
         assert answer["plain members"] == [0, 1, 2, 3]
-        assert answer["backend"] == "gloo"
+        assert answer["backend"] == ("nccl" if ranks.gpus() >= 4 else "gloo")
 
 
 def test_get_with_a_mesh(answers: RankResults) -> None:
@@ -105,7 +115,7 @@ def test_start_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_start_by_hand() -> None:
-    init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    init_process_group(ranks.backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert [get(name) for name in NAMES] == [0, 0, 0, 1]
     finally:
