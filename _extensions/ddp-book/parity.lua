@@ -35,10 +35,9 @@ local function behaviour(row)
   }
 end
 
-return function(div, fail)
-  local found = read(fail)
+local function listed(section)
   local rows, with_tolerance = {}, false
-  for _, row in ipairs(section_of(found.sections, div.attributes.section, fail)) do
+  for _, row in ipairs(section) do
     with_tolerance = with_tolerance or row.tolerance ~= ""
     table.insert(rows, { behaviour(row), plain(row.torch), plain(row.miniddp), plain(row.tolerance) })
   end
@@ -46,8 +45,51 @@ return function(div, fail)
   if not with_tolerance then
     for _, row in ipairs { header, table.unpack(rows) } do table.remove(row) end
   end
+  return header, rows
+end
+
+-- How many rows each text stands for; the texts in the order in which they come.
+local function tally(section, text_of)
+  local order, numbers = {}, {}
+  for _, row in ipairs(section) do
+    local text = text_of(row)
+    if not numbers[text] then table.insert(order, text) end
+    numbers[text] = (numbers[text] or 0) + 1
+  end
+  return order, numbers
+end
+
+-- One row for all behaviours of which miniddp does the same: what, how many, which.
+local function counted(section)
+  local names, rows = {}, {}
+  for _, row in ipairs(section) do
+    local others = names[row.miniddp]
+    if others then others:extend { pandoc.Str(","), pandoc.Space() } end
+    names[row.miniddp] = (others or pandoc.Inlines {}) .. plain(row.behaviour)
+  end
+  local whats, numbers = tally(section, function(row) return row.miniddp end)
+  for _, what in ipairs(whats) do
+    table.insert(rows, { plain(what), tostring(numbers[what]), names[what] })
+  end
+  return { "miniddp", "Number", "Which" }, rows
+end
+
+-- "passes 2, refused 1: 3 in all", by the text before the first comma or colon.
+local function sum(section)
+  local outcomes, numbers = tally(section, function(row) return row.miniddp:match("^[^,:]+") end)
+  for i, outcome in ipairs(outcomes) do outcomes[i] = outcome .. " " .. numbers[outcome] end
+  return pandoc.Para(("%s: %d in all"):format(table.concat(outcomes, ", "), #section))
+end
+
+return function(div, fail)
+  local found = read(fail)
+  local section = section_of(found.sections, div.attributes.section, fail)
+  local count = div.classes:includes("counted")
+  local header, rows = (count and counted or listed)(section)
   local made = make_table(header, rows)
   made.bodies[1].row_head_columns = 0
   local note = pandoc.Div({ pandoc.Plain("Seen with torch " .. found.torch) }, { class = "provenance cpu" })
-  return pandoc.Div({ made, note }, { class = "parity" })
+  local blocks = pandoc.Blocks { made, note }
+  if count then blocks:insert(1, sum(section)) end
+  return pandoc.Div(blocks, { class = "parity" })
 end

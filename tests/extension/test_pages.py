@@ -215,6 +215,23 @@ def test_parity_without_tolerances_has_no_column_for_them(render):
     assert "An <em>error</em>." in html
 
 
+def test_parity_counted(render, book):
+    does = {"a": "passes, always", "b": "refused: *x*", "c": "passes, always", "d": "passes"}
+    rows = [TABLE["sections"]["hooks"][0] | {"behaviour": f"`{name}`", "miniddp": what}
+            for name, what in does.items()]  # fmt: skip
+    (book / "tests").mkdir()
+    table = {"torch": "2.13.0", "sections": {"theirs": rows}}
+    (book / "tests/parity.json").write_text(json.dumps(table), encoding="utf-8")
+    html = render(PAGE, '::: {.parity .counted section="theirs"}\n:::\n').stdout
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", html, re.DOTALL)
+    assert cells == [
+        "passes, always", "2", "<code>a</code>, <code>c</code>",
+        "refused: <em>x</em>", "1", "<code>b</code>",
+        "passes", "1", "<code>d</code>",
+    ]  # fmt: skip
+    assert "<p>passes 3, refused 1: 4 in all</p>" in html
+
+
 @pytest.mark.usefixtures("parity")
 def test_parity_of_no_section(render):
     done = render(PAGE, '::: {.parity section="hook"}\n:::\n')
