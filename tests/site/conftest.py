@@ -1,10 +1,11 @@
 """Sites to look at in a browser: the book and a sample, each as plain build and, where Quarto is
-on PATH, as Quarto build."""
+on PATH, as Quarto build. BOOK_SITE names a folder with the book as Quarto has made it already."""
 
 from __future__ import annotations
 
 import functools
 import http.server
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,8 @@ class Sites:
 
     def make(self, name: str) -> Path | str:
         """The folder of the site, or why there is none."""
+        if name == "book-quarto" and "BOOK_SITE" in os.environ:
+            return Path(os.environ["BOOK_SITE"])
         book, tool = name.split("-")
         source, output = ROOT, self.folder / name
         if book == "sample":
