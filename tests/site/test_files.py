@@ -250,3 +250,9 @@ def test_no_markup_is_left_over(pages: dict[Path, PageParser]) -> None:
 def test_the_sample_holds_what_the_browser_tests_look_at(sites: Sites, part: str) -> None:
     text = (sites["sample-plain"] / "chapters/01-everything.html").read_text(encoding="utf-8")
     assert part in text
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_the_site_holds_nothing_of_the_tests(sites: Sites, name: str) -> None:
+    found = {path.relative_to(sites[name]).as_posix() for path in sites[name].rglob("*")}
+    assert [path for path in sorted(found) if path.startswith(("tests", "tools", "src"))] == []

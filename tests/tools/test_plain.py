@@ -123,7 +123,7 @@ def test_navigation_says_where_you_are(book: Book) -> None:
 
 
 def test_what_a_page_refers_to_is_copied(book: Book) -> None:
-    book.write("_quarto.yml", "project: {resources: [data/*.txt]}\n" + CONFIG)
+    book.write("_quarto.yml", "project: {resources: [/data/*.txt]}\n" + CONFIG)
     book.write("data/a.txt", "a")
     book.write("data/b.bin", "b")
     book.build()

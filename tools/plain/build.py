@@ -86,8 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
 def build(source: Path, output: Path) -> None:
     """Build the book of the folder `source` into `output`, which is replaced."""
     config = read_config(source)
-    pages = list_pages(config, source)
-    rendered = render_pages(pages, config, source)
+    write_site(render_pages(list_pages(config, source), config, source), source, output)
+
+
+def write_site(rendered: list[Rendered], source: Path, output: Path) -> None:
     targets = all_targets(rendered)
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
         site = Path(folder) / "site"
@@ -96,7 +98,7 @@ def build(source: Path, output: Path) -> None:
             text = text.replace("<!--nav-->", navigation(rendered, entry.page))
             text = text.replace("<!--pager-->", pager(rendered, position))
             write(site / entry.page.url, text)
-        copy_assets(config, source, site)
+        copy_assets(read_config(source), source, site)
         for entry in rendered:
             copy_linked_files(entry, source, site)
         replace_folder(site, output)
@@ -360,7 +362,7 @@ def copy_assets(config: dict[str, Any], source: Path, site: Path) -> None:
         copy(HERE / name, site / "plain" / name)
     resources = as_list((config.get("project") or {}).get("resources"))
     for pattern in resources:
-        for path in sorted(source.glob(pattern)):
+        for path in sorted(source.glob(pattern.removeprefix("/"))):
             if path.is_file():
                 copy(path, site / path.relative_to(source))
 
