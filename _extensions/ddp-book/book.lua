@@ -1,5 +1,5 @@
 -- The book's own markup, for Quarto (registered `at: pre-ast`) and for `pandoc --lua-filter`.
--- README.md beside this file shows each construct.
+-- chapters/README.md shows each construct.
 
 local here = pandoc.path.directory(PANDOC_SCRIPT_FILE)
 local loaded = {}
