@@ -50,12 +50,12 @@ systemIsDark.addEventListener("change", showTheme);
 let tips = 0;
 
 // Without tippy: one element per tooltip, shown on hover and focus, hidden on leave and Escape.
-function plainTip(owner, text) {
+function plainTip(owner, ...content) {
   const tip = document.createElement("div");
   tip.className = "tip";
   tip.id = `tip-${++tips}`;
   tip.role = "tooltip";
-  tip.textContent = text;
+  tip.append(...content);
   tip.hidden = true;
   document.body.append(tip);
   owner.setAttribute("aria-describedby", tip.id);
@@ -103,11 +103,8 @@ function tippyTip(owner, text) {
 const shown = [];
 
 function addTip(owner) {
-  const text = owner.dataset.tip;
-  if (!text) return;
-  owner.removeAttribute("title");
   if (!owner.matches("a[href], button")) owner.tabIndex = 0;
-  const tip = window.tippy ? tippyTip(owner, text) : plainTip(owner, text);
+  const tip = window.tippy ? tippyTip(owner, owner.dataset.tip) : plainTip(owner, owner.dataset.tip);
   shown.push(tip);
 
   // A first touch shows the definition, a second one follows the link.
@@ -122,9 +119,17 @@ function addTip(owner) {
   });
 }
 
+// Quarto has given each number a tooltip with its note; the plain build leaves it to this.
 function showNotesOutsideTheirBlock() {
   for (const button of document.querySelectorAll("button.code-annotation-anchor")) {
     button.setAttribute("aria-label", `Note ${button.textContent.trim()}`);
+    const { targetCell, targetAnnotation } = button.dataset;
+    const note = document.querySelector(`[data-code-cell="${targetCell}"][data-code-annotation="${targetAnnotation}"]`);
+    if (!window.tippy) {
+      const tip = plainTip(button, ...note.cloneNode(true).childNodes);
+      button.addEventListener("click", tip.show);
+      shown.push(tip);
+    }
     button._tippy?.setProps({
       appendTo: document.body,
       placement: "bottom-end",
@@ -218,7 +223,7 @@ function searchOnDemand() {
 
 // What scrolls sideways can be reached with the keyboard, then scrolled with the arrow keys.
 function makeScrollersReachable() {
-  for (const element of document.querySelectorAll("main pre, main table, main math[display=block]")) {
+  for (const element of document.querySelectorAll("main pre > code, main table, main math[display=block]")) {
     if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
     else element.removeAttribute("tabindex");
   }

@@ -159,32 +159,39 @@ def test_annotations_are_in_the_page_and_at_hand(visit: Visit) -> None:
         check_tip(page, anchor, anchor.get_attribute("data-tip") or note.evaluate(READ))
 
 
-# The texts that lie under a number where their block is scrolled to its end.
-COVERED = """() => {
-    const covered = [], range = document.createRange();
-    for (const number of document.querySelectorAll("main button.code-annotation-anchor")) {
-        const block = number.closest("pre"), box = () => number.getBoundingClientRect();
-        block.scrollLeft = block.scrollWidth;
-        const lines = document.createTreeWalker(number.closest("code"), NodeFilter.SHOW_TEXT);
-        for (let text = lines.nextNode(); text; text = lines.nextNode()) {
-            if (number.contains(text) || !text.data.trim()) continue;
-            range.selectNodeContents(text);
-            for (const rect of range.getClientRects()) {
-                if (rect.right > box().left + 1 && rect.left < box().right - 1
-                    && Math.abs(rect.top + rect.bottom - box().top - box().bottom) < 16)
-                    covered.push(text.data);
-            }
-        }
-        block.scrollLeft = 0;
-    }
-    return covered;
-}"""
+# The numbers of notes that do not stand wholly beside the box in which their code scrolls.
+ON_CODE = """() => [...document.querySelectorAll("main button.code-annotation-anchor")]
+    .filter(number => number.getBoundingClientRect().right
+        > number.closest("code").getBoundingClientRect().left + 1)
+    .map(number => number.closest("pre").textContent.slice(0, 60))"""
+# Blocks that scroll sideways: what each shows of it, and whether the keyboard reaches it.
+SCROLLING = """() => [...document.querySelectorAll("main pre > code")]
+    .filter(code => code.scrollWidth > code.clientWidth + 1)
+    .map(code => [code.textContent.slice(0, 60), code.tabIndex,
+        getComputedStyle(code).backgroundImage.split("linear-gradient").length - 1])"""
+# Lines of the package, which are at most 80 characters wide.
+CUT_OFF = """() => [...document.querySelectorAll("main .code")]
+    .filter(quote => quote.querySelector(".code-file").textContent.trim().startsWith("src/miniddp"))
+    .map(quote => quote.querySelector("pre > code"))
+    .filter(code => code.scrollWidth > code.clientWidth)
+    .map(code => code.textContent.slice(0, 60))"""
 
 
-@pytest.mark.parametrize("width", [360, 1100, 1280])
+@pytest.mark.parametrize("width", [360, 1280])
 def test_annotations_cover_no_code(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})
-    assert visit.page.evaluate(COVERED) == []
+    assert visit.page.evaluate(ON_CODE) == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_code_that_scrolls_shows_it(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    found = visit.page.evaluate(SCROLLING)
+    assert [block for block in found if block[1:] != [0, 4]] == []
+
+
+def test_lines_of_the_package_fit(visit: Visit) -> None:
+    assert visit.page.evaluate(CUT_OFF) == []
 
 
 def test_code_is_copied_without_its_annotations(visit: Visit) -> None:

@@ -2,9 +2,9 @@
 
 Every page goes through Pandoc once, with the book's own filters and plain.lua; what depends on
 other pages (navigation, cross-references) is put in afterwards. What is read from _quarto.yml:
-the book's title, description, favicon, repo-url, page-footer, chapters and appendices; resources,
-filters, bibliography, csl, link-citations, number-sections, crossref.chapters; of format.html: css,
-toc-depth and the include-… files.
+the book's title, description, favicon, repo-url, page-footer and chapters; resources, filters,
+bibliography, csl, link-citations; of format.html: css, toc-depth, include-in-header and
+include-after-body. Pages and headings have no numbers, figures count from 1 on every page.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-KINDS = {"fig": "figure", "tbl": "table", "lst": "listing", "eq": "equation", "sec": "section"}
-REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>|\ue000(\S+) (\w+)\ue001')
+KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
+REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
 
 
@@ -42,7 +42,6 @@ class BuildError(Exception):
 class Page:
     source: str  # relative to the book's folder: "chapters/05-ring.qmd"
     part: str | None
-    number: str  # "5", "A", or "" for a page without one
     label: str | None = None  # what the navigation calls it; None: its title
 
     @property
@@ -58,14 +57,12 @@ class Page:
 class Rendered:
     page: Page
     title: str  # HTML
-    targets: dict[str, tuple[str, str]]  # "fig-ring" → ("5.1", "Figure 5.1")
+    targets: dict[str, tuple[str, str]]  # "fig-ring" → ("1", "Figure 1")
     text: str  # the page's HTML, navigation and cross-references still to come
 
     @property
     def label(self) -> str:
-        if self.page.label:
-            return html.escape(self.page.label)
-        return f"{self.page.number} {self.title}".strip()
+        return html.escape(self.page.label) if self.page.label else self.title
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,49 +132,30 @@ def as_list(value: Any) -> list[Any]:
 
 
 def list_pages(config: dict[str, Any], source: Path) -> list[Page]:
-    """The pages in reading order, numbered as Quarto numbers them."""
-    book = config["book"]
-    numbered = config.get("number-sections", True)
-    numbers = (str(number) if numbered else "" for number in range(1, 1000))
-    letters = (chr(ord("A") + offset) if numbered else "" for offset in range(26))
-    pages = [*entries(as_list(book.get("chapters")), None, numbers, source)]
-    pages += entries(as_list(book.get("appendices")), "Appendices", letters, source)
+    """The pages in reading order."""
+    pages = [*entries(as_list(config["book"].get("chapters")), None, source)]
     if not pages:
         raise BuildError("_quarto.yml: book has no chapters")
     return pages
 
 
-def entries(
-    items: list[Any], part: str | None, numbers: Iterator[str], source: Path
-) -> Iterator[Page]:
+def entries(items: list[Any], part: str | None, source: Path) -> Iterator[Page]:
     for item in items:
         if isinstance(item, str):
-            yield page_at(item, None, part, numbers, source)
-            continue
-        inner = as_list(item.get("chapters"))
-        if "part" not in item:
-            yield page_at(item.get("href"), item.get("text"), part, numbers, source)
-        elif str(item["part"]).endswith(".qmd"):
-            yield page_at(item["part"], None, str(item["part"]), numbers, source)
-            yield from entries(inner, str(item["part"]), numbers, source)
+            yield page_at(item, None, part, source)
+        elif "part" not in item:
+            yield page_at(item.get("href"), item.get("text"), part, source)
         else:
-            yield from entries(inner, str(item["part"]), numbers, source)
+            inner = str(item["part"])
+            if inner.endswith(".qmd"):
+                yield page_at(inner, None, inner, source)
+            yield from entries(as_list(item.get("chapters")), inner, source)
 
 
-def page_at(
-    name: Any, label: str | None, part: str | None, numbers: Iterator[str], source: Path
-) -> Page:
+def page_at(name: Any, label: str | None, part: str | None, source: Path) -> Page:
     if not isinstance(name, str) or not (source / name).is_file():
         raise BuildError(f"_quarto.yml names {name}: there is no such file")
-    return Page(name, part, next(numbers) if is_numbered(source / name) else "", label)
-
-
-def is_numbered(path: Path) -> bool:
-    """Whether the page's first heading takes a number: `# Title {.unnumbered}` does not."""
-    text = path.read_text(encoding="utf-8")
-    prose = re.sub(r"^(```+|~~~+).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
-    heading = re.search(r"^# .*$", prose, re.MULTILINE)
-    return not heading or not re.search(r"\{(-|[^}]*\.unnumbered[^}]*)\}", heading[0])
+    return Page(name, part, label)
 
 
 # Pandoc ------------------------------------------------------------------------------------------
@@ -212,7 +190,7 @@ def render_page(page: Page, config: dict[str, Any], source: Path) -> Rendered:
         print(done.stderr.strip(), file=sys.stderr)
     index, text = done.stdout.split("\n", 1)
     entry = json.loads(index)
-    for name in ("include-in-header", "include-before-body", "include-after-body"):
+    for name in ("include-in-header", "include-after-body"):
         text = text.replace(
             f"<!--{name}-->", included(html_options(config).get(name), page, source)
         )
@@ -235,20 +213,17 @@ def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[s
 
 def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
     book = config["book"]
-    crossref = config.get("crossref") or {}
     footer = book.get("page-footer") or {}
     return {
         "page": page.source,
         "root": page.root,
-        "chapter": page.number,
-        "number-prefix": page.number if crossref.get("chapters", True) else "",
         "lang": config.get("lang", "en"),
         "book": {"title": book.get("title", ""), "repo-url": book.get("repo-url")},
         "link-citations": config.get("link-citations", False),
         "description": book.get("description", ""),
         "favicon": book.get("favicon"),
         "style": [page.root + name for name in as_list(html_options(config).get("css"))],
-        "footer": [footer[side] for side in ("left", "center", "right") if footer.get(side)],
+        "footer": [footer[side] for side in ("left", "right") if footer.get(side)],
     }
 
 
@@ -302,16 +277,13 @@ def all_targets(rendered: list[Rendered]) -> dict[str, Rendered]:
 
 def resolve_references(entry: Rendered, targets: dict[str, Rendered]) -> str:
     def reference(match: re.Match[str]) -> str:
-        linked, form, name, text_form = match.groups()
-        name = linked or name
+        name, form = match.groups()
         if name not in targets:
             kind = KINDS[name.split("-")[0]]
             raise BuildError(f"{entry.page.source}: @{name}: no page has a {kind} of that name")
         target = targets[name]
         number, text = target.targets[name]
-        words = html.escape(number if "number" in (form, text_form) else text)
-        if not linked:
-            return words
+        words = html.escape(number if form == "number" else text)
         page = "" if target is entry else relative(target.page.url, entry.page)
         return f'<a href="{page}#{name}" class="xref">{words}</a>'
 

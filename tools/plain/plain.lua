@@ -2,25 +2,20 @@
 -- annotations. Runs after the book's own filter. Hands the page's title and the text of every
 -- cross-reference target to build.py through the template variable `index`.
 
-local KINDS = { fig = "Figure", tbl = "Table", lst = "Listing", eq = "Equation", sec = "Section" }
+local KINDS = { fig = "Figure", tbl = "Table", eq = "Equation", sec = "Section" }
 local CALLOUTS = {
   note = "Note", tip = "Tip", warning = "Warning", important = "Important", caution = "Caution",
 }
-local ANNOTATION = { "%s*#%s*<(%d+)>%s*$", "%s*//%s*<(%d+)>%s*$", "%s*%-%-%s*<(%d+)>%s*$" }
+local ANNOTATION = "%s*#%s*<(%d+)>%s*$"
 
-local page, root, chapter, prefix = "", "", "", "" -- prefix: what comes before a figure's number
-local targets = {} -- id → { number, text }, e.g. fig-ring → { "5.1", "Figure 5.1" }
+local page, root = "", ""
+local targets = {} -- id → { number, text }, e.g. fig-ring → { "1", "Figure 1" }
 local counts = {}  -- kind → how many so far
-local sections = {} -- heading numbers below the chapter, by level
 local cells, tabsets = 0, 0
 
 local function fail(message)
   io.stderr:write(page .. ": " .. message .. "\n")
   os.exit(1)
-end
-
-local function escape(text)
-  return (text:gsub("[&<>\"]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }))
 end
 
 local function raw(html) return pandoc.RawBlock("html", html) end
@@ -30,16 +25,16 @@ local function kind_of(id)
   return kind and KINDS[kind] and kind
 end
 
-local function add_target(id, word, number, title)
+local function add_target(id, number, text)
   if targets[id] then fail("the name #" .. id .. " is used twice") end
-  targets[id] = number ~= "" and { number, word .. "\u{a0}" .. number } or { title, title }
+  targets[id] = { number, text }
 end
 
 local function next_number(id)
   local kind = kind_of(id)
   counts[kind] = (counts[kind] or 0) + 1
-  local number = (prefix ~= "" and prefix .. "." or "") .. counts[kind]
-  add_target(id, KINDS[kind], number)
+  local number = tostring(counts[kind])
+  add_target(id, number, KINDS[kind] .. "\u{a0}" .. number)
   return number
 end
 
@@ -56,23 +51,13 @@ end
 
 -- Headings ---------------------------------------------------------------------------------------
 
-local function Header(header)
-  local numbered = chapter ~= "" and header.level > 1 and not header.classes:includes("unnumbered")
-  local number = ""
-  if numbered then
-    local depth = header.level - 1
-    sections[depth] = (sections[depth] or 0) + 1
-    for deeper = #sections, depth + 1, -1 do sections[deeper] = nil end
-    for level = 1, depth do sections[level] = sections[level] or 0 end
-    number = chapter .. "." .. table.concat(sections, ".")
-    header.content:insert(1, pandoc.Space())
-    header.content:insert(1, pandoc.Span(number, { class = "header-section-number" }))
-  end
-  if kind_of(header.identifier) == "sec" then
-    add_target(header.identifier, "Section", number, pandoc.utils.stringify(header))
-  end
-  return header
+-- A section is called by its title.
+local function add_section(id, content)
+  local title = pandoc.utils.stringify(content)
+  if kind_of(id) == "sec" then add_target(id, title, title) end
 end
+
+local function Header(header) add_section(header.identifier, header.content) end
 
 -- The page's title: of the metadata, else its first heading.
 local function take_title(doc)
@@ -86,10 +71,7 @@ local function take_title(doc)
     end
   end
   if not title then fail("no title: start the page with '# Title' or set title in its metadata") end
-  if kind_of(id) == "sec" then
-    local word = chapter:match("%a") and "Appendix" or "Chapter"
-    add_target(id, word, chapter, pandoc.utils.stringify(title))
-  end
+  add_section(id, title)
   return pandoc.Inlines(title), id
 end
 
@@ -151,11 +133,10 @@ end
 
 -- References and links ---------------------------------------------------------------------------
 
-local LINK, WORDS = '<x-ref to="%s" form="%s"></x-ref>', "\u{e000}%s %s\u{e001}"
-local LINK_PATTERN = '<x%-ref to="(%S+)" form="(%w+)"></x%-ref>'
+local LINK = '<x-ref to="%s" form="%s"></x-ref>'
 
--- The cross-references of a citation, or nil. build.py fills them in, as links or as words alone, once
--- it knows the numbers of every page.
+-- The cross-references of a citation, or nil. build.py fills them in once it
+-- knows the numbers of every page.
 local function references(cite)
   local found = {}
   for _, citation in ipairs(cite.citations) do
@@ -173,44 +154,6 @@ end
 local function Cite(cite)
   local links = references(cite)
   return links and pandoc.RawInline("html", links)
-end
-
--- The document with its citations and the list of what it cites; a source that is not in the
--- bibliography stops the build.
-local function with_citations(doc)
-  local known = {}
-  for _, reference in ipairs(pandoc.utils.references(doc)) do known[reference.id] = true end
-  doc.blocks:walk {
-    Cite = function(cite)
-      for _, citation in ipairs(cite.citations) do
-        if not known[citation.id] then fail("@" .. citation.id .. ": the bibliography has no entry of that name") end
-      end
-    end,
-  }
-  return next(known) and pandoc.utils.citeproc(doc) or doc
-end
-
--- A formula as text: N − 1 for `N-1`, (S)/(B) for `\frac{S}{B}`.
-local function formula_text(tex)
-  tex = tex:gsub("\\[dt]?frac(%b{})(%b{})", function(above, below)
-    return "(" .. above:sub(2, -2) .. ")/(" .. below:sub(2, -2) .. ")"
-  end)
-  local formula = pandoc.Pandoc { pandoc.Plain { pandoc.Math("InlineMath", tex) } }
-  local _, text = pandoc.log.silence(function() return pandoc.write(formula, "plain") end)
-  return (text:gsub("\u{2005}", " "):gsub("%s+$", ""))
-end
-
--- Blocks as plain text, for a tooltip.
-local function plain_text(blocks)
-  return pandoc.utils.stringify(pandoc.Blocks(blocks):walk {
-    RawInline = function(inline)
-      local words, count = inline.text:gsub(LINK_PATTERN, WORDS:format("%1", "%2"))
-      return count > 0 and pandoc.Str(words) or nil
-    end,
-    Math = function(math)
-      return pandoc.Str(formula_text(math.text))
-    end,
-  })
 end
 
 local function Link(link)
@@ -282,19 +225,11 @@ end
 
 -- Code annotations: a code block whose lines end in `# <1>`, then a numbered list -----------------
 
-local function marker(line)
-  for _, pattern in ipairs(ANNOTATION) do
-    local number = line:match(pattern)
-    if number then return (line:gsub(pattern, "")), tonumber(number) end
-  end
-end
-
 local function annotated_code(code, list)
   local lines, marks = {}, {}
   for line in (code.text .. "\n"):gmatch("(.-)\n") do
-    local bare, number = marker(line)
-    table.insert(lines, bare or line)
-    if number then marks[#lines] = number end
+    table.insert(lines, (line:gsub(ANNOTATION, "")))
+    marks[#lines] = tonumber(line:match(ANNOTATION))
   end
   if not next(marks) then return nil end
   cells = cells + 1
@@ -303,11 +238,9 @@ local function annotated_code(code, list)
   code.identifier = cell
   local html = pandoc.write(pandoc.Pandoc { code }, "html")
   for line, number in pairs(marks) do
-    local note = list.content[number - list.start + 1]
-    if not note then fail(("a code line is marked <%d>, but the list below does not explain it"):format(number)) end
+    if not list.content[number - list.start + 1] then fail(("a code line is marked <%d>, but the list below does not explain it"):format(number)) end
     local anchor = ('<button type="button" class="code-annotation-anchor" data-target-cell="%s" '
-      .. 'data-target-annotation="%d" data-tip="%s" aria-label="Note %d">%d</button>'):format(
-      cell, number, escape(plain_text(note)), number, number)
+      .. 'data-target-annotation="%d" aria-label="Note %d">%d</button>'):format(cell, number, number, number)
     local start = ('<span id="%s-%d">'):format(cell, line)
     html = html:gsub(start:gsub("%p", "%%%0"), (anchor .. start):gsub("%%", "%%%%"), 1)
   end
@@ -353,10 +286,8 @@ end
 
 function Pandoc(doc)
   page, root = doc.meta.page[1].text, pandoc.utils.stringify(doc.meta.root or "")
-  chapter = pandoc.utils.stringify(doc.meta.chapter or "")
-  prefix = pandoc.utils.stringify(doc.meta["number-prefix"] or "")
   doc.blocks = doc.blocks:walk { Cite = Cite }
-  doc = with_citations(doc)
+  if #pandoc.utils.references(doc) > 0 then doc = pandoc.utils.citeproc(doc) end
   local title, id = take_title(doc)
   doc.blocks = doc.blocks:walk {
     traverse = "topdown",
