@@ -7,7 +7,7 @@ local project = import "project"
 local function link(element)
   local path = element.target:match("^repo:(.*)$")
   if not path then return nil end
-  if not project.read(path) then
+  if not project.read((path:gsub("#.*$", ""))) then
     errors.stop(("%s: it links to repo:%s: there is no such file"):format(project.page, path))
   end
   return project.source_link(element.content, path)

@@ -150,14 +150,6 @@ def test_cross_references_alone_need_no_bibliography(render):
     assert "References" not in done.stdout
 
 
-def test_a_place_for_the_references_is_kept(render, book):
-    (book / "references.bib").write_text(SOURCE, encoding="utf-8")
-    text = "See @li2020.\n\n::: {#refs}\n:::\n\nThe end.\n"
-    html = render(PAGE, BIBLIOGRAPHY + text).stdout
-    assert html.count('id="refs"') == 1
-    assert "References" not in html
-
-
 @pytest.mark.parametrize("space", [" ", "\\ ", "\n"])
 def test_a_tooltip_leaves_citations_out(render, book, space):
     glossary = f"rank\n: One process{space}[@li2020], with a number.\n"
@@ -344,9 +336,10 @@ def test_a_citation_lacks_nothing(render, book):
 
 def test_links_into_the_repository(render, book):
     (book / "LICENSE").write_text("MIT", encoding="utf-8")
-    text = "[MIT](repo:LICENSE)\n\n```bash\ngit clone repo: book\n```\n"
+    text = "[MIT](repo:LICENSE), [part](repo:LICENSE#part)\n\n```bash\ngit clone repo: book\n```\n"
     html = render(PAGE, text).stdout
     assert '<a href="https://example.org/fixture/blob/trunk/LICENSE">MIT</a>' in html
+    assert '<a href="https://example.org/fixture/blob/trunk/LICENSE#part">part</a>' in html
     assert "git clone https://example.org/fixture book" in html
     done = render(PAGE, "[no](repo:NONE)\n")
     assert done.stderr == f"{PAGE}: it links to repo:NONE: there is no such file\n"
