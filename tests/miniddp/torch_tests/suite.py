@@ -1,9 +1,10 @@
 """Run PyTorch's own tests of DistributedDataParallel, as they are, with a class of our choice.
 
 torch's wheel ships the file that holds them. Most of its tests ask for two GPUs, and need them for
-nothing but a place to put tensors. So here the CPU stands in for every GPU: `.cuda()`, `.to(0)` and
-`device="cuda"` all lead to it, `device_ids` are left out, and the decorators that skip a test where
-there is no GPU are taken off. What torch writes into its own log is not looked at.
+nothing but a place to put tensors. So here this rank's device, the CPU, stands in for every GPU:
+`.cuda()`, `.to(0)` and `device="cuda"` all lead to it, `device_ids` are left out, and the
+decorators that skip a test where there is no GPU are taken off. What torch writes into its own log
+is not looked at, and a file that ranks share is not removed while one of them still reads it.
 """
 
 import ast
@@ -15,7 +16,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import miniddp
+from miniddp.process import device
 
 Case = Callable[..., None]
-CPU = torch.device("cpu")
 MODULE = "torch.testing._internal.distributed.distributed_test"
 FILE = Path(torch.__file__).parent.joinpath("testing/_internal/distributed/distributed_test.py")
 
@@ -60,7 +61,12 @@ def tests_of_ddp() -> list[str]:
 
 
 def outcomes(
-    rank: int, world_size: int, implementation: str, tasks: Iterable[str | Case], folder: str
+    rank: int,
+    world_size: int,
+    implementation: str,
+    tasks: Iterable[str | Case],
+    backend: str,
+    folder: str,
 ) -> list[str]:
     """What each task raises on this rank, or "". Every task has a process group of its own.
 
@@ -72,24 +78,26 @@ def outcomes(
     torch.set_num_threads(1)
     importlib.import_module(MODULE)
     gc.freeze()
-    gc.disable()  # a process group that is freed on a thread of its own ends the process
+    gc.disable()
+    groups = []  # kept: one that is freed on a thread of its own aborts the process
     raised = []
     for number, task in enumerate(tasks):
         store = dist.FileStore(f"{folder}/{number}", world_size)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=20)
+            backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=20)
         )
-        raised.append(_raised_by(task, implementation, rank, world_size))
+        raised.append(_raised_by(task, implementation, rank, world_size, f"{folder}/{number}.file"))
         gc.collect()
+        groups += dist.distributed_c10d._world.pg_map
         dist.destroy_process_group()
     return raised
 
 
-def _raised_by(task: str | Case, implementation: str, rank: int, world_size: int) -> str:
+def _raised_by(task: str | Case, implementation: str, rank: int, world_size: int, file: str) -> str:
     torch.manual_seed(0)
     try:
         if isinstance(task, str):
-            _run_test(task, implementation, rank, world_size)
+            _run_test(task, implementation, rank, world_size, file)
         else:
             task(wrapper(implementation), rank, world_size)
     except BaseException as error:  # pytest.fail and sys.exit too
@@ -97,7 +105,7 @@ def _raised_by(task: str | Case, implementation: str, rank: int, world_size: int
     return ""
 
 
-def _run_test(name: str, implementation: str, rank: int, world_size: int) -> None:
+def _run_test(name: str, implementation: str, rank: int, world_size: int, file: str) -> None:
     module: Any = importlib.import_module(MODULE)
     utilities: Any = importlib.import_module("torch.testing._internal.common_utils")
 
@@ -107,16 +115,18 @@ def _run_test(name: str, implementation: str, rank: int, world_size: int) -> Non
 
     case = OnThisRank(name)
     case.rank, case.world_size = rank, str(world_size)  # text, as in torch's
-    with _the_cpu_for_gpus(module, _WithoutDevices(wrapper(implementation)), rank, world_size):
+    shared_file = mock.patch.object(module, "_rank_temp_file", return_value=nullcontext(file))
+    ddp = _WithoutDevices(wrapper(implementation))
+    with _one_device(module, ddp, rank, world_size), shared_file:
         inspect.unwrap(getattr(OnThisRank, name))(case)
 
 
 @contextmanager
-def _the_cpu_for_gpus(module: Any, ddp: Any, rank: int, world_size: int) -> Iterator[None]:
+def _one_device(module: Any, ddp: Any, rank: int, world_size: int) -> Iterator[None]:
     parse_to = torch._C._nn._parse_to
 
-    def parse_to_cpu(*args: Any, **kwargs: Any) -> Any:
-        return parse_to(*map(_cpu, args), **{name: _cpu(each) for name, each in kwargs.items()})
+    def parse_to_here(*args: Any, **kwargs: Any) -> Any:
+        return parse_to(*map(_here, args), **{name: _here(each) for name, each in kwargs.items()})
 
     def nothing(*_: Any, **__: Any) -> None:
         pass
@@ -126,37 +136,37 @@ def _the_cpu_for_gpus(module: Any, ddp: Any, rank: int, world_size: int) -> Iter
             (nn.parallel, "DistributedDataParallel", ddp),
             (module, "DistributedDataParallel", ddp),
             (module, "verify_ddp_error_logged", nothing),
-            (torch._C._nn, "_parse_to", parse_to_cpu),
+            (torch._C._nn, "_parse_to", parse_to_here),
             (torch.cuda, "set_device", nothing),
             (torch.cuda, "synchronize", nothing),
             (torch.cuda, "current_device", lambda: rank),
             (torch.cuda, "device_count", lambda: world_size),
         ]:
             patches.enter_context(mock.patch.object(owner, name, value))
-        patches.enter_context(_ToCpu())
+        patches.enter_context(_ToHere())
         yield
 
 
-def _cpu(device: Any) -> Any:
-    """The CPU for a GPU, given as torch.device, name or number; anything else as it is."""
-    if isinstance(device, str) and device.startswith("cuda"):
-        return CPU
-    if isinstance(device, int) and not isinstance(device, bool):
-        return CPU
-    return CPU if isinstance(device, torch.device) and device.type == "cuda" else device
+def _here(place: Any) -> Any:
+    """This rank's device for a GPU, given as torch.device, name or number; else what it was."""
+    if isinstance(place, str) and place.startswith("cuda"):
+        return device()
+    if isinstance(place, int) and not isinstance(place, bool):
+        return device()
+    return device() if isinstance(place, torch.device) and place.type == "cuda" else place
 
 
-class _ToCpu(TorchFunctionMode):
+class _ToHere(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
-            return args[0]
+            return args[0].to(device())
         if "device" in kwargs:
-            kwargs["device"] = _cpu(kwargs["device"])
+            kwargs["device"] = _here(kwargs["device"])
         if func is Tensor.to:
-            args = (args[0], *map(_cpu, args[1:]))
+            args = (args[0], *map(_here, args[1:]))
         return func(*args, **kwargs)
 
 

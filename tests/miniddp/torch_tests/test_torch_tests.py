@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from miniddp.launch import run_ranks
-
 from ...parity import row
+from .. import ranks
 from . import suite
 from .suite import Case
 from .verdicts import VERDICTS, Outcome
@@ -62,9 +61,9 @@ def raised(
         )
     )
     folder = str(tmp_path_factory.mktemp(implementation))
-    arguments = WORLD_SIZE, implementation, tasks, folder
-    ranks = run_ranks(suite.outcomes, WORLD_SIZE, *arguments, backend=None, timeout=150)
-    return {task: [rank[number] for rank in ranks] for number, task in enumerate(tasks)}
+    arguments = WORLD_SIZE, implementation, tasks, ranks.backend, folder
+    found = ranks.run(suite.outcomes, WORLD_SIZE, *arguments, backend=None, timeout=150)
+    return {task: [rank[number] for rank in found] for number, task in enumerate(tasks)}
 
 
 @with_class_of("miniddp", "torch")
