@@ -30,12 +30,6 @@ local function cited(blocks)
   return found
 end
 
-local function has_list(blocks)
-  local found = false
-  blocks:walk { Div = function(div) found = found or div.identifier == "refs" end }
-  return found
-end
-
 -- Stops at the first key that the bibliography lacks.
 local function check(keys, doc)
   local known = {}
@@ -53,48 +47,19 @@ function M.with_references(doc)
   local keys = cited(doc.blocks)
   if #keys == 0 then return doc end
   check(keys, doc)
-  if not has_list(doc.blocks) then
-    doc.blocks:insert(pandoc.Header(2, "References", pandoc.Attr("references", { "unnumbered" })))
-    doc.blocks:insert(pandoc.Div({}, pandoc.Attr("refs")))
-  end
+  doc.blocks:insert(pandoc.Header(2, "References", pandoc.Attr("references", { "unnumbered" })))
+  doc.blocks:insert(pandoc.Div({}, pandoc.Attr("refs")))
   return doc
 end
 
-local function only_citations(inline)
-  if inline.t ~= "Cite" then return false end
-  for _, citation in ipairs(inline.citations) do
-    if not M.is_citation(citation) then return false end
-  end
-  return true
-end
-
-local function is_space(inline) return inline and (inline.t == "Space" or inline.t == "SoftBreak") end
-
--- Takes the space before a citation away, be it one that breaks or not.
-local function remove_space(inlines)
-  local last = inlines[#inlines]
-  if is_space(last) then
-    inlines:remove()
-  elseif last and last.t == "Str" then
-    last.text = last.text:gsub("\u{a0}$", "")
-  end
-end
-
--- A block without its citations and the spaces before them: for tooltips.
-function M.without(block)
-  return block:walk {
-    Inlines = function(inlines)
-      local kept = pandoc.Inlines {}
-      for _, inline in ipairs(inlines) do
-        if not only_citations(inline) then
-          kept:insert(inline)
-        else
-          remove_space(kept)
-        end
-      end
-      return kept
+-- The text of a block without its citations and the spaces before them: for tooltips.
+function M.text_without(block)
+  local text = pandoc.utils.stringify(block:walk {
+    Cite = function(cite)
+      if M.is_citation(cite.citations[1]) then return pandoc.Str "\1" end
     end,
-  }
+  })
+  return (text:gsub("%s+\1", ""):gsub("\u{a0}\1", ""):gsub("\1", ""))
 end
 
 return M

@@ -27,15 +27,14 @@ end
 
 -- The first paragraph of a definition as plain text, with its recorded values and formulas filled in.
 local function plain_text(definitions)
-  local filled = citations.without(definitions[1][1]):walk {
+  return citations.text_without(definitions[1][1]:walk {
     Span = function(span)
       if span.classes:includes("val") then return value(span, errors.of(span, "val", GLOSSARY)) end
     end,
     Math = function(math)
       return pandoc.Str(formula_text(math.text))
     end,
-  }
-  return stringify(filled)
+  })
 end
 
 local entries
