@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from miniddp import run_ranks
 from miniddp.accumulation import global_mean, mean_weights
 from miniddp.launch import RanksFailed
+from miniddp.process import device
 
 from ..parity import row
+from .ranks import run
 from .training_cases import learn, regression
 
 PARTS = [[[0, 1, 2, 3, 4], [5]], [[6, 7], [8, 9, 10]]]
@@ -19,9 +20,10 @@ def test_the_mean_counts_every_sample_once_whoever_has_it():
     shares = [values[:4], values[4:], values[:0]]
 
     def mean(rank):
-        return global_mean(shares[rank].sum(dim=0), len(shares[rank]))
+        own = shares[rank].to(device())
+        return global_mean(own.sum(dim=0), len(own))
 
-    for found in run_ranks(mean, 3):
+    for found in run(mean, 3):
         torch.testing.assert_close(found, values.double().mean(dim=0), atol=1e-6, rtol=0)
         assert found.dtype == torch.float64
     mean_of_means = (shares[0].mean(dim=0) + shares[1].mean(dim=0)) / 2
@@ -33,7 +35,7 @@ def test_a_scalar_has_a_scalar_mean_and_its_own_value_stays():
         total = torch.tensor(6.0 * rank, requires_grad=True)
         return global_mean(total, 2), total.item()
 
-    assert run_ranks(mean, 2) == [(torch.tensor(1.5), 0.0), (torch.tensor(1.5), 6.0)]
+    assert run(mean, 2) == [(torch.tensor(1.5), 0.0), (torch.tensor(1.5), 6.0)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
@@ -48,7 +50,7 @@ def test_the_count_is_not_rounded_to_the_dtype_of_the_total(dtype, as_tensor):
         total = torch.tensor([64.0, 128.0], dtype=dtype)
         return [global_mean(total, count).tolist() for count in counts]
 
-    for means in run_ranks(mean, 2):
+    for means in run(mean, 2):
         assert means == [[64 / n, 128 / n] for n in (70_001, 257, 2**24 + 1)]
 
 
@@ -58,19 +60,19 @@ def test_no_sample_on_any_rank_is_an_error_on_every_rank(function):
         return global_mean(torch.zeros(2), 0) if function == "global_mean" else mean_weights([0, 0])
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(mean, 2)
+        run(mean, 2)
     assert set(caught.value.tracebacks) == {0, 1}
     for text in caught.value.tracebacks.values():
         assert "ValueError: there is no mean of nothing: no rank has a sample" in text
 
 
 def test_weights_of_equal_micro_batches_are_those_of_plain_accumulation():
-    assert run_ranks(lambda rank: mean_weights([7, 7, 7, 7]), 3) == [[0.25] * 4] * 3
+    assert run(lambda rank: mean_weights([7, 7, 7, 7]), 3) == [[0.25] * 4] * 3
 
 
 def test_weights_are_shares_of_all_samples_times_the_ranks():
     counts = [[len(part) for part in parts] for parts in PARTS]
-    found = run_ranks(lambda rank: mean_weights(counts[rank]), 2)
+    found = run(lambda rank: mean_weights(counts[rank]), 2)
     assert found == [[10 / 11, 2 / 11], [4 / 11, 6 / 11]]
 
 
@@ -90,8 +92,8 @@ def test_weighted_micro_batches_of_unequal_size_learn_what_one_process_learns(dd
         return learn([[regression(part) for part in PARTS[rank]]], ddp)
 
     joined = [sample for parts in PARTS for part in parts for sample in part]
-    (expected,) = run_ranks(lambda rank: learn([[regression(joined)]]), 1)
-    for found in run_ranks(weighted, 2):
+    (expected,) = run(lambda rank: learn([[regression(joined)]]), 1)
+    for found in run(weighted, 2):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    for found in run_ranks(unweighted, 2):
+    for found in run(unweighted, 2):
         assert not torch.allclose(found, expected, atol=1e-3)

@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
 from miniddp import ring
-from miniddp.launch import RanksFailed, run_ranks
+from miniddp.launch import RanksFailed
+from miniddp.process import device, init_process_group
 
 from ..parity import row, short
+from . import ranks
+from .ranks import run
 
 IMPLEMENTATIONS = {"miniddp": ring, "torch": dist}
 OPS = [ReduceOp.SUM, ReduceOp.AVG]
@@ -83,7 +86,7 @@ def test_all_gather_brings_every_chunk_to_every_rank(size):
 
 def random_tensor(shape, dtype, seed):
     """Values that differ between elements and seeds, so that a mis-routed chunk shows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device()).manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype, generator=generator)
     return torch.randint(0, 2 if dtype == torch.bool else 100, shape, generator=generator).to(dtype)
@@ -127,9 +130,7 @@ def check_all_reduce(collectives, rank, size):
         tensor = tensors[rank].clone()
         collectives.all_reduce(tensor, op)
         assert_same(tensor, reduced(tensors, op))
-        copies = [torch.empty_like(tensor) for _ in range(size)]
-        dist.all_gather(copies, tensor)
-        assert all(torch.equal(copy, tensor) for copy in copies)  # bit for bit
+        assert all(torch.equal(copy, tensor) for copy in ranks.all_gather(tensor))  # bit for bit
 
 
 def check_reduce_scatter(collectives, rank, size):
@@ -229,7 +230,9 @@ def run_checks(rank, name):
 )
 def results(request):
     name, world_size = request.param
-    return run_ranks(run_checks, world_size, name)
+    if name == "torch" and ranks.backend == "gloo" and ranks.gpus():
+        pytest.skip("gloo gathers no tensors of a GPU")
+    return run(run_checks, world_size, name)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +271,7 @@ def all_reduce_in_segments(rank, seed):
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=2, deadline=None, phases=[Phase.generate])
 def test_any_segment_size_gives_the_same_result(world_size, seed):
-    run_ranks(all_reduce_in_segments, world_size, seed)
+    run(all_reduce_in_segments, world_size, seed)
 
 
 def bytes_sent(rank):
@@ -298,7 +301,7 @@ def bytes_sent(rank):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_bytes_sent(world_size):
     n = world_size
-    results = run_ranks(bytes_sent, n)
+    results = run(bytes_sent, n)
     for rank, (sent, held, root) in enumerate(results):
         assert sent["all_reduce"] == 2 * (n - 1) * 480 // n
         assert sent["reduce_scatter"] == sent["all_gather"] == (n - 1) * 48
@@ -347,7 +350,7 @@ def bad_arguments(rank, size):
 
 @pytest.mark.parametrize("check", [any_strides, bad_arguments])
 def test_tensors_of_any_strides_and_no_other_mistakes(check):
-    run_ranks(lambda rank: check(rank, 2), 2)
+    run(lambda rank: check(rank, 2), 2)
 
 
 @row("collectives", says="Without a process group: a `ValueError` that says so.")
@@ -358,7 +361,7 @@ def test_without_a_process_group(collectives):
 
 
 def reduce_unless_last(rank, seconds):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+    init_process_group("gloo", timeout=timedelta(seconds=3))
     dist.barrier()  # before a rank leaves, let all others be connected
     if rank < dist.get_world_size() - 1:
         ring.all_reduce(torch.rand(1_000_000))
@@ -368,31 +371,7 @@ def reduce_unless_last(rank, seconds):
 @pytest.mark.parametrize("seconds", [0, 6], ids=["left", "stalls"])
 def test_a_neighbour_that_does_not_answer_is_named(seconds):
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(reduce_unless_last, 2, seconds, backend=None)
+        run(reduce_unless_last, 2, seconds, backend=None)
     assert set(caught.value.tracebacks) == {0}
     message = "the ring is broken: rank 0 of 2 could not receive from rank 1 or send to 1"
     assert message in caught.value.tracebacks[0]
-
-
-def reduce_on_gpu(rank, size):
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    for length, dtype in itertools.product([0, 3, 5_000_011], [torch.float32, torch.bfloat16]):
-        tensors = [random_tensor((length,), dtype, peer) for peer in range(size)]
-        for all_reduce in (ring.all_reduce, ring.root_all_reduce):
-            tensor = tensors[rank].to(device)
-            all_reduce(tensor)
-            assert_same(tensor.cpu(), reduced(tensors, ReduceOp.SUM))
-        gathered = [torch.empty_like(tensors[0], device=device) for _ in range(size)]
-        ring.all_gather(gathered, tensors[rank].to(device))
-        assert all(torch.equal(a.cpu(), b) for a, b in zip(gathered, tensors, strict=True))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gloo_carries_gpu_tensors_through_host_memory():
-    run_ranks(reduce_on_gpu, 2, 2)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of 2 ranks")
-def test_nccl_carries_gpu_tensors_directly():
-    size = min(4, torch.cuda.device_count())
-    run_ranks(reduce_on_gpu, size, size, backend="nccl")
