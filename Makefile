@@ -12,33 +12,44 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-READY := .venv/.ready
+SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test lint types format record record-gpu merge-recordings check exercise parity address bench clean
+.PHONY: help site serve preview test test-gpu lint types format record record-gpu merge-recordings check exercise parity address bench constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-site: ## make the book's site in _site: with Quarto, else with Pandoc
-	@$(PYTHON) tools/site.py
+site: ## make the book's site in _site: with Quarto, else with Pandoc (WITH=quarto, WITH=plain)
+	@$(PYTHON) tools/build_site.py $(if $(WITH),--$(WITH))
 
 serve: ## serve _site on this machine (PORT=8000)
 	@test -f _site/index.html || { echo "there is no _site yet: make site"; exit 1; }
 	@echo "http://127.0.0.1:$(PORT) (Ctrl+C ends it)"
 	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _site
 
-preview: ## serve the book and render it again on each change (PORT=8000)
-	@$(PYTHON) tools/site.py --preview --port $(PORT)
+preview: ## serve the book, render what changes and reload the browser (PORT=8000, WITH=plain)
+	@$(PYTHON) tools/build_site.py --preview --port $(PORT) $(if $(WITH),--$(WITH))
 
 test: lint types check ## every check and test, with all the set-up they need
 	@echo "==> site"
-	@$(BIN)/python tools/site.py $(if $(shell command -v quarto),,--plain)
+	@$(BIN)/python tools/build_site.py $(if $(shell command -v quarto),,--plain)
 	@echo "==> pytest"
-	@$(BIN)/pytest
+	@$(BIN)/pytest --cov
 
-lint: $(READY) ## check the style of code and prose, and the spelling
+test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL and over gloo
+	@gpus=$$($(BIN)/python -c "import torch; print(torch.cuda.device_count())"); \
+	if [ "$$gpus" = 0 ]; then echo "test-gpu: torch sees no GPU on this machine" >&2; exit 2; fi; \
+	echo "==> NCCL, one rank"; \
+	$(BIN)/pytest tests/miniddp --device cuda --backend nccl --max-ranks 1; \
+	echo "==> gloo, two ranks on one GPU"; \
+	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest tests/miniddp --device cuda --max-ranks 2; \
+	if [ "$$gpus" -gt 1 ]; then \
+		echo "==> NCCL, $$gpus ranks"; $(BIN)/pytest tests/miniddp --device cuda --backend nccl; \
+	fi
+
+lint: ready-lint ## check the style of code and prose, the spelling, the workflows
 	@echo "==> ruff check"
 	@$(BIN)/ruff check
 	@echo "==> ruff format"
@@ -48,9 +59,12 @@ lint: $(READY) ## check the style of code and prose, and the spelling
 	@echo "==> panache lint"
 	@$(BIN)/panache lint $(BOOK)
 	@echo "==> spelling"
+	@$(BIN)/typos
 	@$(BIN)/python tools/spell.py
+	@echo "==> workflows"
+	@$(BIN)/zizmor --offline --quiet .github
 
-types: $(READY) ## check the types of src
+types: ready-test ## check the types of src
 	@echo "==> mypy"
 	@$(BIN)/mypy
 
@@ -58,12 +72,12 @@ check: ## check the book: recordings fresh, numbers quoted, diagrams sound
 	@echo "==> check"
 	@$(PYTHON) tools/check.py
 
-format: $(READY) ## write code and prose in the project's style
+format: ready-lint ## write code and prose in the project's style
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 	@$(BIN)/panache format $(BOOK)
 
-record: $(READY) ## record RUN=05-ring, or all that is stale (KIND=gpu, DATA_DIR=folder of MRPC)
+record: ready-record ## record RUN=05-ring, or all that is stale (KIND=gpu, DATA_DIR=folder of MRPC)
 	@$(BIN)/python tools/record.py $(RUN) --kind $(KIND) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
 
 record-gpu: ## on a borrowed machine: record on its GPU into DIR, within BUDGET seconds (DATA_DIR=…)
@@ -72,28 +86,30 @@ record-gpu: ## on a borrowed machine: record on its GPU into DIR, within BUDGET 
 merge-recordings: ## check the recordings in DIR and bring them into the book
 	@$(PYTHON) tools/record.py --merge "$(DIR)"
 
-exercise: $(READY) ## test your solution of an exercise: N=05
+exercise: ready-test ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
 	@compgen -G "exercises/test_$(N)_*.py" >/dev/null || { echo "there is no exercise $(N)"; exit 2; }
 	@$(BIN)/pytest -q exercises/test_$(N)_*.py
 
-parity: $(READY) ## write the book's table of what torch and miniddp do, from the tests that compare them
+parity: ready-test ## write the book's table of what torch and miniddp do, from the tests that compare them
 	@$(BIN)/pytest -q tests/miniddp -m parity --parity=tests/parity.json
 
 address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=main
 	@$(PYTHON) tools/address.py "$(SITE)" "$(REPO)" $(BRANCH)
 
-bench: $(READY) ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
+bench: ready-test ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
 	@$(BIN)/python -m instruments.bench_ddp
 	@$(BIN)/python -m instruments.bench_ring
 
 clean: ## remove what was built and what tests left behind
 	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
-	@rm -f .venv-site/quarto-unavailable
+	@rm -f .venv/quarto-unavailable
 
-$(READY): pyproject.toml constraints.txt
-	@echo "==> set up .venv"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' \
-		| awk '/^Collecting/ { print "    " $$2 } /^Installing/ { print "    installing" } { fflush() }'
-	@touch $@
+constraints: ready-lint ## pin the versions for every Python and platform (RENEW=--upgrade: the latest)
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --extra train --group test --universal --quiet --no-annotate \
+		--no-emit-index-url --custom-compile-command "make constraints" $(RENEW) -o constraints.txt
+	@sed -i.bak -E '/^(nvidia|cuda|triton)/d' constraints.txt && rm constraints.txt.bak  # torch pins these
+
+ready-%:
+	@$(SET_UP) $*

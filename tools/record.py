@@ -23,7 +23,7 @@ import platform
 import re
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def command_of(run: str, kind: str, data: str | None) -> str:
 
 
 def today() -> str:
-    return datetime.now(timezone.utc).date().isoformat()
+    return datetime.now(UTC).date().isoformat()
 
 
 def uses_a_gpu(root: Path, run: str) -> bool:
