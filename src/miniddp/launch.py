@@ -101,11 +101,17 @@ def run_ranks(
                 _end(process)
         outputs = [worker.read(home / "output") for home in homes]
         if failures:
-            text = _failed(failures, stacks, world_size)
+            first, *later = failures
+            then = f", then {_names(later)}" if later else ""
+            head = f"rank {first} of {world_size} failed{then}"
+            text = _report(head, failures, stacks)
             raise RanksFailed(text, failures, outputs)
         if running:
-            text = _timed_out(stacks, timeout, world_size)
-            raise RanksTimedOut(text, stacks, outputs)
+            left = f"{_names(running)} of {world_size}"
+            head = f"{left} did not end within {timeout:g} s"
+            if returned := [r for r in range(world_size) if r not in running]:
+                head += f" ({_names(returned)} had returned)"
+            raise RanksTimedOut(_report(head, {}, stacks), stacks, outputs)
         return RankResults(map(worker.load, homes), outputs)
 
 
@@ -214,24 +220,10 @@ def _end(process: BaseProcess) -> None:
     process.join(5)
 
 
-def _failed(failures: Texts, stacks: Texts, world_size: int) -> str:
-    first, *later = failures
-    head = f"rank {first} of {world_size} failed"
-    if later:
-        head += f", then {_names(later)}"
+def _report(head: str, failures: Texts, stacks: Texts) -> str:
     parts = [f"rank {rank}: {text.strip()}" for rank, text in failures.items()]
-    return "\n\n".join([head, *parts, *_where(stacks)])
-
-
-def _timed_out(stacks: Texts, timeout: float, world_size: int) -> str:
-    head = f"{_names(stacks)} of {world_size} did not end within {timeout:g} s"
-    if returned := [rank for rank in range(world_size) if rank not in stacks]:
-        head += f" ({_names(returned)} had returned)"
-    return "\n\n".join([head, *_where(stacks)])
-
-
-def _where(stacks: Texts) -> list[str]:
-    return [f"rank {rank} was in\n{text}" for rank, text in stacks.items()]
+    parts += [f"rank {rank} was in\n{text}" for rank, text in stacks.items()]
+    return "\n\n".join([head, *parts])
 
 
 def _names(ranks: Collection[int]) -> str:
