@@ -6,28 +6,21 @@ local make_table = import "table"
 local project = import "project"
 local provenance = import "provenance"
 local recording = import "recording"
+local sorted_keys = import "sorted_keys"
 
 local M = {}
 
 local KINDS = { "cpu", "gpu" }
 
--- Adds `value` to the list unless it is in it.
-local function add(list, value)
-  for _, known in ipairs(list) do
-    if known == value then return end
-  end
-  table.insert(list, value)
-end
-
 -- name → kind → every version that the recordings of that kind were made with
 local function versions_of_recordings(fail)
-  local found = { Device = { cpu = {}, gpu = {} } }
+  local found = { Device = { cpu = {}, gpu = {} } } -- each a set
   for _, run in ipairs(recording.runs()) do
     for _, one in ipairs(recording.existing(run, fail)) do
-      add(found.Device[one.kind], provenance.device(one.meta))
+      found.Device[one.kind][provenance.device(one.meta)] = true
       for name, version in pairs(recording.present(one.meta.versions) or {}) do
         found[name] = found[name] or { cpu = {}, gpu = {} }
-        add(found[name][one.kind], (version:gsub("%+.*$", "")))
+        found[name][one.kind][version:gsub("%+.*$", "")] = true
       end
     end
   end
@@ -35,23 +28,20 @@ local function versions_of_recordings(fail)
 end
 
 function M.versions(div, fail)
-  local found, names, kinds = versions_of_recordings(fail), {}, {}
-  for name in pairs(found) do table.insert(names, name) end
-  table.sort(names)
+  local found, kinds = versions_of_recordings(fail), {}
   local header = { "" }
   for _, kind in ipairs(KINDS) do
-    if #found.Device[kind] > 0 then
+    if next(found.Device[kind]) then
       table.insert(kinds, kind)
       table.insert(header, kind:upper() .. " recordings")
     end
   end
   if #kinds == 0 then fail("there are no recordings") end
   local rows = {}
-  for _, name in ipairs(names) do
+  for _, name in ipairs(sorted_keys(found)) do
     local row = { name }
     for _, kind in ipairs(kinds) do
-      table.sort(found[name][kind])
-      table.insert(row, table.concat(found[name][kind], ", "))
+      table.insert(row, table.concat(sorted_keys(found[name][kind]), ", "))
     end
     table.insert(rows, row)
   end

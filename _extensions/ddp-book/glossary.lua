@@ -4,6 +4,7 @@ local import = ...
 local citations = import "citations"
 local errors = import "errors"
 local project = import "project"
+local sorted_keys = import "sorted_keys"
 local value = import "value"
 
 local M = {}
@@ -56,10 +57,7 @@ function M.term(span, fail)
   local key = key_of(span.attributes.key or stringify(span))
   local known = read_entries(fail)
   if not known[key] then
-    local terms = {}
-    for term in pairs(known) do table.insert(terms, term) end
-    table.sort(terms)
-    fail(('no term "%s" in %s (it has: %s)'):format(key, GLOSSARY, table.concat(terms, ", ")))
+    fail(('no term "%s" in %s (it has: %s)'):format(key, GLOSSARY, table.concat(sorted_keys(known), ", ")))
   end
   local page = project.page == GLOSSARY and "" or project.link(GLOSSARY)
   local attributes = { ["data-tip"] = plain_text(known[key]) }

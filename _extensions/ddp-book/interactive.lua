@@ -67,9 +67,7 @@ local function timeline_stages(found, stem, alt, fail)
     return stage(stem, output.figure(picture or "", alt, fail).text, events)
   end
   if #found == 1 then return pandoc.Blocks { stage_of(found[1]) }, badges(found) end
-  return tabs(found, function(one)
-    return pandoc.Blocks { stage_of(one), provenance.badge(one.recording) }
-  end), {}
+  return tabs(found, function(one) return pandoc.Blocks { stage_of(one), provenance.badge(one.recording) } end), {}
 end
 
 -- One stage with the values of all recordings.

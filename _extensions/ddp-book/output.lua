@@ -3,6 +3,7 @@
 local import = ...
 local make_table = import "table"
 local recording = import "recording"
+local sorted_keys = import "sorted_keys"
 local svg = import "svg"
 local text_of, present, bundle = recording.text, recording.present, recording.bundle
 
@@ -36,10 +37,8 @@ function M.figure(text, alt, fail)
 end
 
 local function values_table(values)
-  local keys, rows = {}, {}
-  for key in pairs(values) do table.insert(keys, key) end
-  table.sort(keys)
-  for _, key in ipairs(keys) do
+  local rows = {}
+  for _, key in ipairs(sorted_keys(values)) do
     local value = values[key]
     local text = math.type(value) and ("%.15g"):format(value) or tostring(value)
     table.insert(rows, { pandoc.Inlines { pandoc.Code(key) }, text })

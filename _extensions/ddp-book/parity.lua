@@ -2,6 +2,7 @@
 
 local import = ...
 local project = import "project"
+local sorted_keys = import "sorted_keys"
 local make_table = import "table"
 
 local TABLE = "tests/parity.json"
@@ -14,10 +15,7 @@ end
 
 local function section_of(sections, name, fail)
   if sections[name] then return sections[name] end
-  local names = {}
-  for each in pairs(sections) do table.insert(names, each) end
-  table.sort(names)
-  fail(("no such section in %s (it has: %s)"):format(TABLE, table.concat(names, ", ")))
+  fail(("no such section in %s (it has: %s)"):format(TABLE, table.concat(sorted_keys(sections), ", ")))
 end
 
 local function plain(markdown)

@@ -3,6 +3,7 @@
 local import = ...
 local project = import "project"
 local recording = import "recording"
+local sorted_keys = import "sorted_keys"
 local present = recording.present
 
 local M = {}
@@ -101,16 +102,9 @@ local function code_list(names)
   return inlines
 end
 
-local function sorted_keys(map)
-  local keys = {}
-  for key in pairs(map or {}) do table.insert(keys, key) end
-  table.sort(keys)
-  return keys
-end
-
 local function versions(meta)
   local parts = {}
-  for _, package in ipairs(sorted_keys(present(meta.versions))) do
+  for _, package in ipairs(sorted_keys(present(meta.versions) or {})) do
     table.insert(parts, package .. " " .. tostring(meta.versions[package]))
   end
   return table.concat(parts, ", ")
@@ -136,7 +130,7 @@ function M.facts(one)
   end
   row("Command", present(meta.command) and { pandoc.Code(meta.command) })
   row("Duration", present(meta.seconds) and ("%.1f s"):format(meta.seconds))
-  row("Code", code_list(sorted_keys(present(meta.symbols))))
+  row("Code", code_list(sorted_keys(present(meta.symbols) or {})))
   return rows
 end
 

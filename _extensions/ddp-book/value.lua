@@ -3,6 +3,7 @@
 local import = ...
 local provenance = import "provenance"
 local recording = import "recording"
+local sorted_keys = import "sorted_keys"
 
 -- Commas between thousands: "-1234567.5" → "-1,234,567.5".
 local function grouped(text)
@@ -24,24 +25,13 @@ local function formatted(value, format)
   return commas > 0 and grouped(text) or text
 end
 
-local function sorted_keys(recordings)
-  local keys, known = {}, {}
-  for _, one in ipairs(recordings) do
-    for key in pairs(recording.values(one)) do
-      if not known[key] then table.insert(keys, key) end
-      known[key] = true
-    end
-  end
-  table.sort(keys)
-  return keys
-end
-
 return function(span, fail)
   local attributes = span.attributes
   local key, unit = attributes.key, attributes.unit
-  local recordings = recording.find(attributes.run, attributes.kind, fail)
-  for _, one in ipairs(recordings) do
+  local known = {}
+  for _, one in ipairs(recording.find(attributes.run, attributes.kind, fail)) do
     local value = recording.values(one)[key]
+    for name in pairs(recording.values(one)) do known[name] = true end
     if value ~= nil then
       local text = formatted(value, attributes.format)
       if not text then fail(('format="%s" does not fit the value %s'):format(attributes.format, tostring(value))) end
@@ -51,5 +41,5 @@ return function(span, fail)
       return pandoc.Span({ pandoc.Str(text) }, attr)
     end
   end
-  fail(("no such value is recorded (there are: %s)"):format(table.concat(sorted_keys(recordings), ", ")))
+  fail(("no such value is recorded (there are: %s)"):format(table.concat(sorted_keys(known), ", ")))
 end
