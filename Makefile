@@ -5,6 +5,7 @@ PORT ?= 8000
 DIR ?= brought
 KIND ?= cpu
 BUDGET ?= 540
+JOBS ?= 3
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -34,9 +35,9 @@ preview: ## serve the book, render what changes and reload the browser (PORT=800
 
 test: lint types check ## every check and test, with all the set-up they need
 	@echo "==> site"
-	@$(BIN)/python tools/build_site.py $(if $(shell command -v quarto),,--plain)
+	@$(BIN)/python tools/build_site.py $(if $(shell command -v quarto $(BIN)/quarto),,--plain)
 	@echo "==> pytest"
-	@$(BIN)/pytest --cov
+	@BOOK_SITE="$$PWD/_site" $(BIN)/pytest --cov -n $(JOBS) --dist loadfile
 
 test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL and over gloo
 	@gpus=$$($(BIN)/python -c "import torch; print(torch.cuda.device_count())"); \

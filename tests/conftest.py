@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,9 @@ from .parity import (  # noqa: F401
     pytest_runtest_logreport,
     pytest_sessionfinish,
 )
+
+# What is installed beside this Python is found, Quarto among it.
+os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
@@ -30,3 +35,14 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much of the code on the pages was executed."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("", []):
+        counts.update(dict(report.user_properties).get("executed", {}))
+    if counts:
+        terminalreporter.section("code on the pages")
+        for what, count in (+counts).items():
+            terminalreporter.line(f"{count:5} {what}")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-INSTALLED = Path(__file__).parents[2] / ".venv-site/bin/quarto"
-QUARTO = shutil.which("quarto") or (str(INSTALLED) if INSTALLED.exists() else None)
+QUARTO = shutil.which("quarto")
 
-pytestmark = pytest.mark.skipif(QUARTO is None, reason="no quarto on PATH or in .venv-site")
+pytestmark = pytest.mark.skipif(QUARTO is None, reason="no quarto on PATH or in .venv")
 
 CONFIGURATION = """\
 project:

@@ -1,5 +1,6 @@
 """Sites to look at in a browser: the book and a sample, each as plain build and, where Quarto is
-on PATH, as Quarto build. BOOK_SITE names a folder with the book as Quarto has made it already."""
+on PATH, as Quarto build. BOOK_SITE names a folder with the book as one of them made it already.
+Tests that run side by side share what one of them builds."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import Browser, Page
 
 from plain import build
@@ -47,7 +49,8 @@ class Sites:
 
     def __getitem__(self, name: str) -> Path:
         if name not in self.built:
-            self.built[name] = self.make(name)
+            with FileLock(self.folder / f"{name}.lock"):
+                self.built[name] = self.make(name)
         site = self.built[name]
         if isinstance(site, str):
             pytest.fail(site, pytrace=False)
@@ -55,10 +58,13 @@ class Sites:
 
     def make(self, name: str) -> Path | str:
         """The folder of the site, or why there is none."""
-        if name == "book-quarto" and "BOOK_SITE" in os.environ:
-            return Path(os.environ["BOOK_SITE"])
         book, tool = name.split("-")
         source, output = ROOT, self.folder / name
+        made = Path(os.environ.get("BOOK_SITE", "none"))
+        if book == "book" and made.exists() and (made / "plain").exists() == (tool == "plain"):
+            return made
+        if output.exists():
+            return output
         if book == "sample":
             source = self.folder / f"{name}-source"
             shutil.copytree(SAMPLE, source)
@@ -79,7 +85,11 @@ class Sites:
 
 @pytest.fixture(scope="session")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
-    return Sites(tmp_path_factory.mktemp("sites"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    (folder / "sites").mkdir(exist_ok=True)
+    return Sites(folder / "sites")
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
