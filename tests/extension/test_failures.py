@@ -175,7 +175,8 @@ FAILURES = {
     ),
     "unknown term": (
         'A [ring]{.term key="zygote"}.',
-        '.term key="zygote": no term "zygote" in chapters/glossary.qmd (it has: alpha–beta model, bucket, rank, ring all-reduce)',
+        '.term key="zygote": no term "zygote" in chapters/glossary.qmd '
+        "(it has: alpha–beta model, bucket, rank, ring all-reduce)",
     ),
     "no diagram": (diagram(""), '.diagram: expected src="vis/NAME.svg"'),
     "unknown diagram": (
