@@ -16,7 +16,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters runs
 
-.PHONY: help site serve preview test test-gpu lint types format record record-gpu merge-recordings check exercise parity address bench constraints clean
+.PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise parity address bench constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -80,6 +80,9 @@ format: ready-lint ## write code and prose in the project's style
 
 record: ready-record ## record RUN=05-ring, or all that is stale (KIND=gpu, DATA_DIR=folder of MRPC)
 	@$(BIN)/python tools/record.py $(RUN) --kind $(KIND) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
+
+accept: ## declare that RUN=05-ring still does what was recorded: REASON="…"
+	@$(PYTHON) tools/record.py --accept $(RUN) --reason "$(REASON)" --kind $(KIND)
 
 record-gpu: ## on a borrowed machine: record on its GPU into DIR, within BUDGET seconds (DATA_DIR=…)
 	@$(PYTHON) tools/record.py --kind gpu --output "$(DIR)" --budget $(BUDGET) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)") $(if $(COMMIT),--commit $(COMMIT))
