@@ -312,7 +312,7 @@ def test_bytes_sent(world_size):
 
 
 def any_strides(rank, size):
-    """What is not contiguous is reduced in place all the same, and its gaps stay as they were."""
+    """The gaps between the elements stay as they were."""
     for all_reduce in (ring.all_reduce, ring.root_all_reduce):
         whole = torch.full((3, 4), float(rank + 1))
         all_reduce(whole.t()[::2])
@@ -336,10 +336,6 @@ def bad_arguments(rank, size):
     ]:
         with pytest.raises(ValueError, match=message):
             call()
-    group = dist.new_group([0])
-    if rank == 1:
-        with pytest.raises(ValueError, match="rank 1 is not in the group"):
-            ring.all_reduce(ones, group=group)
     counts = torch.ones(2, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="can't be cast"):
         ring.all_reduce(counts, ReduceOp.AVG)
@@ -348,9 +344,49 @@ def bad_arguments(rank, size):
     assert torch.equal(ones, torch.full((4, 4), 2.0))
 
 
-@pytest.mark.parametrize("check", [any_strides, bad_arguments])
-def test_tensors_of_any_strides_and_no_other_mistakes(check):
-    run(lambda rank: check(rank, 2), 2)
+def test_bad_arguments_are_named_before_anything_is_sent():
+    run(bad_arguments, 2, 2)
+
+
+def test_tensors_of_any_strides_are_reduced_and_gathered_in_place():
+    run(any_strides, 2, 2)
+
+
+def outside_of_the_group(rank):
+    group = dist.new_group([0])
+    if rank == 1:
+        with pytest.warns(UserWarning, match="belong to the"):
+            dist.all_reduce(torch.ones(2), group=group)
+        with pytest.raises(ValueError, match="rank 1 is not in the group"):
+            ring.all_reduce(torch.ones(2), group=group)
+
+
+@row(
+    "differ",
+    says="A collective called by a rank outside of the group.",
+    torch="A warning, and nothing is sent.",
+    miniddp="A `ValueError`, from `miniddp.ring` as from the classes.",
+)
+def test_a_rank_outside_of_the_group():
+    run(outside_of_the_group, 2)
+
+
+@row(
+    "differ",
+    says="Reductions other than the sum and the mean.",
+    torch="PRODUCT, MIN, MAX and more.",
+    miniddp="`miniddp.ring` has SUM and AVG, which divides first.",
+)
+def test_other_reductions():
+    run(other_reductions, 2)
+
+
+def other_reductions(rank):
+    largest = torch.tensor([float(rank)])
+    dist.all_reduce(largest, ReduceOp.MAX)
+    assert largest == 1
+    with pytest.raises(ValueError, match="op must be SUM or AVG"):
+        ring.all_reduce(largest, ReduceOp.MAX)
 
 
 @row("collectives", says="Without a process group: a `ValueError` that says so.")
