@@ -1,9 +1,8 @@
 """Which samples each rank reads: equal shares to train on, exact to evaluate.
 
-`DistributedSampler` is for training. To evaluate, let a `DataLoader` read
-`sampler=shard(len(dataset), world_size, rank)`: every sample once, nothing
-repeated or dropped. These shares may be unequal or empty, so let no rank wait
-for another in each batch: add up per rank, and reduce once at the end.
+`DistributedSampler` is for training. For evaluation give a `DataLoader`
+`sampler=shard(len(dataset), world_size, rank)`: every sample once. These shares
+may be unequal or empty, so add up per rank, and reduce once at the end.
 """
 
 import math
@@ -129,13 +128,10 @@ class DistributedSampler(Sampler[int]):
         Raises `ValueError`, and changes nothing, for a state of other data,
         another world size or another shuffle: there a place has other samples.
         """
-        own = self.state_dict()
-        if own.keys() != state.keys():
-            raise ValueError(f"a state has {list(own)}, not {list(state)}")
-        for name in own.keys() - {"epoch", "consumed"}:
-            if state[name] != own[name]:
-                old, new = state[name], own[name]
-                raise ValueError(f"saved with {name}={old}, now it is {new}")
+        for name, now in self.state_dict().items():
+            saved = state.get(name)
+            if saved != now and name not in ("epoch", "consumed"):
+                raise ValueError(f"saved with {name}={saved}, now it is {now}")
         if not 0 <= state["consumed"] <= len(self):
             raise ValueError(f"consumed={state['consumed']} of {len(self)}")
         self.epoch = state["epoch"]
