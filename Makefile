@@ -106,7 +106,7 @@ bench: ready-test ## time the DDPs and the ring beside torch's, as ratios (takes
 	@$(BIN)/python -m instruments.bench_ring
 
 clean: ## remove what was built and what tests left behind
-	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
+	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
 	@rm -f .venv/quarto-unavailable
 
 constraints: ready-lint ## pin the versions for every Python and platform (RENEW=--upgrade: the latest)
