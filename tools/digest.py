@@ -4,8 +4,6 @@ A run reaches the names of ``miniddp`` that its code cells use, and through them
 packages' modules that those use in turn. The digest of a symbol sees behaviour: comments,
 docstrings, line breaks and type hints do not count. It is the same under every Python. Everything
 is read from text: nothing is imported or executed, and only Python's standard library is needed.
-
-    python tools/digest.py 05-ring
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -65,8 +62,6 @@ def cells(source: str, where: str) -> list[Cell]:
         kind = match[1] if (match := re.search(r"\[(markdown|raw)\]", line)) else "code"
         name = match[1] if (match := re.search(r'\bname="([^"]*)"', line)) else None
         start = number + 1
-    if lines[:1] == ["# ---"]:
-        found[0] = _without_header(found[0])
     if not found[0].source:
         found.pop(0)
     names = [cell.name for cell in found if cell.name]
@@ -85,14 +80,6 @@ def _cell(kind: str, name: str | None, lines: list[str], start: int, where: str)
         if line.strip() and not line.startswith("#"):
             raise DigestError(f"{where}, line {number}: a line of a {kind} cell must start with #")
     return Cell(kind, name, re.sub(r"(?m)^# ?", "", source), start)
-
-
-def _without_header(cell: Cell) -> Cell:
-    header = re.match(r"# ---\n(?:#.*\n)*?# ---\n*", cell.source + "\n")
-    if not header:
-        return cell
-    source = cell.source[header.end() :]
-    return Cell(cell.kind, cell.name, source, cell.line + header[0].count("\n"))
 
 
 # Modules
@@ -442,19 +429,3 @@ def own_code(run: Module) -> list[ast.AST]:
 
 def digest_of(nodes: Iterable[ast.AST]) -> str:
     return hashlib.sha256(repr(_canonical(list(nodes))).encode()).hexdigest()[:16]
-
-
-def main(arguments: list[str]) -> int:
-    names = arguments or run_names(ROOT)
-    try:
-        for name in names:
-            for symbol, digest in symbols(ROOT, name).items():
-                print(f"{digest}  {symbol}")
-    except DigestError as error:
-        print(f"digest.py: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -158,24 +159,17 @@ def versions(facts: dict[str, Any], late: set[str]) -> dict[str, str]:
     """Versions of what the run imported, in its own process or in that of a rank."""
     from importlib import metadata
 
-    found = {"python": platform.python_version()}
-    wanted = [name for name in ("torch", "miniddp", "numpy") if name in facts["imported"]]
+    source = (ROOT / "src/miniddp/__init__.py").read_text(encoding="utf-8")
+    own = re.search(r'(?m)^__version__ = "([^"]+)"', source)
+    found = {"python": platform.python_version(), "miniddp": own[1] if own else "unknown"}
+    wanted = [name for name in ("torch", "numpy") if name in facts["imported"]]
     wanted += [name for name in OPTIONAL_PACKAGES if name in facts["imported"] or name in late]
     for name in wanted:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            if name == "miniddp":
-                found[name] = own_version()
     if facts["cuda"]:
         found["cuda"] = facts["cuda"]
     return found
-
-
-def own_version() -> str:
-    source = (ROOT / "src/miniddp/__init__.py").read_text(encoding="utf-8")
-    match = re.search(r'(?m)^__version__ = "([^"]+)"', source)
-    return match[1] if match else "unknown"
 
 
 def data_used(source: str | None, folder: Path | None) -> dict[str, str] | None:

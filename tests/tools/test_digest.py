@@ -1,8 +1,6 @@
 """tools/digest.py: what a run reaches, and what makes its recording stale."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import jupytext
@@ -233,7 +231,6 @@ def test_a_comment_or_blank_line_inside_a_string_is_code(project):
     "source",
     [
         RUN,
-        "# ---\n# jupyter:\n#   jupytext:\n#     cell_metadata_filter: -all\n# ---\n\n" + RUN,
         "import os\n\n# %% [markdown] tags=['t']\n#\n# a\n#  b\n#c\n\n"
         '# %% A title name="x"\ny = 1\n\n',
         "# %%\n\n# %% [raw]\n# z\n",
@@ -270,13 +267,3 @@ def test_bad_input_is_named(project, path, text, message):
     write(project, path, text)
     with pytest.raises(digest.DigestError, match=message.replace("(", r"\(")):
         digest.symbols(project, "05-ring")
-
-
-def test_command_line_names_an_unknown_run():
-    script = Path(digest.__file__)
-    result = subprocess.run(
-        [sys.executable, script, "99-nothing"], capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 2
-    assert result.stderr.startswith("digest.py: no run named '99-nothing'")
-    assert len(result.stderr.splitlines()) == 1
