@@ -1,8 +1,7 @@
-"""Buckets: which gradients travel together, and the flat buffer that they travel in."""
+"""Buckets: which gradients travel together, and the flat buffer they share."""
 
 from collections.abc import Hashable, Sequence
 
-import torch
 from torch import Tensor
 
 MIB = 1024 * 1024
@@ -17,10 +16,10 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Split parameters into buckets: a list of lists of parameter indices.
 
-    `num_bytes[i]` is the size of parameter i, `kinds[i]` what it must share with its bucket
-    (dtype and device). Parameters enter in `order`. A bucket closes as soon as it has *reached*
-    its cap, in bytes, so it may be larger. The first bucket of a kind has the cap
-    `first_cap_bytes`: it is small so that communication starts early. As torch's DDP does it.
+    Parameter i has `num_bytes[i]` bytes and shares a bucket with parameters of
+    the same `kinds[i]` (dtype and device) only. They enter in `order`. A bucket
+    closes when it has *reached* its cap, in bytes, so it may be larger. The
+    first bucket of a kind has a cap of its own: a small one is sent early.
     """
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
@@ -28,62 +27,55 @@ def plan_buckets(
     for i in order:
         bucket = filling.setdefault(kinds[i], [])
         bucket.append(i)
-        if sum(num_bytes[j] for j in bucket) >= caps.get(kinds[i], first_cap_bytes):
+        size = sum(num_bytes[j] for j in bucket)
+        if size >= caps.get(kinds[i], first_cap_bytes):
             closed.append(filling.pop(kinds[i]))
             caps[kinds[i]] = cap_bytes
     return closed + list(filling.values())
 
 
 def view_like(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
-    """The part of `flat` that starts at element `offset`, with the parameter's shape and strides.
+    """The part of `flat` from element `offset` on, shaped like the parameter.
 
-    Same strides as the parameter (channels-last weights too) is what autograd and the optimizer
-    expect of a gradient.
+    It has the parameter's strides too (channels-last weights), as autograd and
+    the optimizer expect of a gradient, unless the parameter leaves gaps.
     """
-    if _fills_its_memory(parameter):
-        return flat.as_strided(parameter.size(), parameter.stride(), offset)
-    return flat[offset : offset + parameter.numel()].view(parameter.size())
-
-
-def shares_memory(gradient: Tensor | None, view: Tensor) -> bool:
-    """Whether a gradient lies where the view into the bucket lies.
-
-    `.grad` is never the view itself: assigning to `.grad.data` would take the view out of its
-    bucket.
-    """
-    return gradient is not None and gradient.data_ptr() == view.data_ptr()
-
-
-def _fills_its_memory(tensor: Tensor) -> bool:
+    strides = sorted(zip(parameter.stride(), parameter.size(), strict=True))
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+    for stride, size in strides:
         if size != 1 and stride != expected:
-            return False
+            return flat[offset:][: parameter.numel()].view(parameter.size())
         expected *= size
-    return True
+    return flat.as_strided(parameter.size(), parameter.stride(), offset)
+
+
+def same_memory(gradient: Tensor | None, view: Tensor) -> bool:
+    """Whether the gradient lies in its bucket."""
+    return gradient is not None and gradient.data_ptr() == view.data_ptr()
 
 
 class Bucket:
     """Gradients of some parameters, one behind the other in one flat buffer.
 
-    The methods are those of `torch.distributed.GradBucket`, so a communication hook written for
-    torch's DDP can work on it.
+    The methods are those of `torch.distributed.GradBucket`, so that a
+    communication hook for torch's DDP works on it. `indices` are the numbers
+    of the parameters; `pending` of their gradients are not in the bucket yet.
     """
 
-    def __init__(self, index: int, indices: Sequence[int], parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, index: int, indices: Sequence[int], parameters: Sequence[Tensor]
+    ) -> None:
         self.indices = list(indices)
         self.pending = len(self.indices)
         self._index = index
         self._is_last = False
         self._parameters = list(parameters)
-        first = self._parameters[0]
-        numel = sum(p.numel() for p in self._parameters)
-        self._flat = torch.zeros(numel, dtype=first.dtype, device=first.device)
-        self._views: list[Tensor] = []
-        offset = 0
-        for parameter in self._parameters:
-            self._views.append(view_like(self._flat, offset, parameter))
-            offset += parameter.numel()
+        sizes = [parameter.numel() for parameter in parameters]
+        self._flat = parameters[0].new_zeros(sum(sizes))
+        self._views = [
+            view_like(self._flat, sum(sizes[:i]), parameter)
+            for i, parameter in enumerate(parameters)
+        ]
 
     def index(self) -> int:
         """The place of the bucket in the order of launching."""
@@ -98,7 +90,7 @@ class Bucket:
         self._flat.copy_(buffer)
 
     def gradients(self) -> list[Tensor]:
-        """One view into the flat buffer for each parameter, with the parameter's shape."""
+        """Views into the flat buffer, each with its parameter's shape."""
         return list(self._views)
 
     def parameters(self) -> list[Tensor]:
@@ -110,12 +102,27 @@ class Bucket:
         return self._is_last
 
 
-def build_buckets(plan: Sequence[Sequence[int]], parameters: Sequence[Tensor]) -> list[Bucket]:
-    """Allocate the buckets of a plan."""
+def build_buckets(
+    parameters: Sequence[Tensor],
+    cap_mb: float | None,
+    order: Sequence[int] | None = None,
+) -> list[Bucket]:
+    """Plan and allocate buckets, for gradients that become ready in `order`.
+
+    `cap_mb` is torch's option, in MiB. None: 25, and 1 for the first bucket.
+    While the order is not known, the last parameters' bucket goes first.
+    """
+    cap = int((25 if cap_mb is None else cap_mb) * MIB)
+    num_bytes = [parameter.nbytes for parameter in parameters]
+    kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
+    first_cap = MIB if cap_mb is None else cap
+    each = range(len(parameters)) if order is None else order
+    plan = plan_buckets(num_bytes, kinds, each, cap, first_cap)
+    if order is None:
+        plan.sort(key=min, reverse=True)
     buckets = [
         Bucket(index, indices, [parameters[i] for i in indices])
         for index, indices in enumerate(plan)
     ]
-    if buckets:
-        buckets[-1]._is_last = True
+    buckets[-1]._is_last = True
     return buckets

@@ -1,125 +1,116 @@
-"""`DistributedDataParallel`: a module whose backward leaves the same mean gradient everywhere."""
+"""`DistributedDataParallel`: backward leaves the same mean gradient everywhere.
 
-from collections.abc import Iterator, Mapping, Sequence
+forward ─► backward ─► hook of each parameter, when its gradient is ready
+                         │ copies it into its bucket, one flat buffer
+                         ▼
+                       bucket full: its all-reduce starts, backward goes on
+                         ▼
+                       last bucket: wait for all; `.grad` is the mean
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from miniddp.bucket import MIB
-from miniddp.gradient_hooks import check_not_watched
+from miniddp import checks, replicate
+from miniddp.bucket import Bucket, build_buckets, same_memory
+from miniddp.hooks import Hook, wait_for
 from miniddp.process import check_group
-from miniddp.reducer import CommHook, Forward, Reducer
-from miniddp.replicate import broadcast_module, verify_replicas
 
 
 class DistributedDataParallel(nn.Module):
-    """Replicate `module` on every rank of a group and average its gradients during backward.
+    """Replicate `module` on all ranks; average its gradients during backward.
 
-    After `loss.backward()` every rank holds the mean of all ranks' gradients, so that the
-    training loop stays what it was on one process.
+    Arguments, their order and defaults are torch's; one that is not described
+    here has no effect, as in torch, or raises `NotImplementedError`.
 
     Args:
-        module: the model, on the device on which it will train.
-        process_group: the ranks that train together; the default group if None.
-        bucket_cap_mb: a bucket of gradients is sent when it has reached this size, in MiB.
-        first_bucket_mb: the same for the first bucket, in MiB: small, to start early.
-        gradient_as_bucket_view: let `.grad` be a view into the bucket, which saves the memory
-            of one copy of all gradients.
-        find_unused_parameters: accept parameters that get no gradient. They hold up the buckets
-            behind them until the end of backward.
-        init_sync: copy rank 0's parameters and buffers to all ranks. Without it the ranks must
-            hold equal values already.
-        forward_sync_buffers: copy rank 0's buffers to all ranks before a forward pass.
-        device_ids: as in torch: None, or the one device on which the module lies.
-        broadcast_buffers: torch's earlier name of forward_sync_buffers; None leaves it to that.
+        device_ids: the GPU of the module; inputs are then moved to it.
+        init_sync: copy rank 0's parameters and buffers to all ranks.
+        bucket_cap_mb: send a bucket when it has reached this size, in MiB.
+            None: 25, and 1 for the first one, which thus leaves early.
+        find_unused_parameters: search each graph for parameters without use.
+        check_reduction: ask all ranks, in each backward, what is missing.
+        gradient_as_bucket_view: let `.grad` be a view: saves a copy of all.
+        forward_sync_buffers (was broadcast_buffers): copy rank 0's each time.
 
-    Raises:
-        RuntimeError: no process group; no parameter that requires a gradient; and, from
-            `backward`, a parameter without gradient, a sparse gradient, a second backward.
-        ValueError: replicas of different structure; a module that is wrapped already; a device
-            for which the group has no backend.
+    Raises `RuntimeError` without process group or anything to train, and in
+    `forward` after a backward that left a gradient out; `ValueError` if the
+    ranks' modules differ or a device does not fit.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float = 25,
-        first_bucket_mb: float = 1,
-        gradient_as_bucket_view: bool = True,
-        find_unused_parameters: bool = False,
-        init_sync: bool = True,
-        forward_sync_buffers: bool = True,
-        *,
         device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
         broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
     ) -> None:
+        checks.refuse_options(locals())
         super().__init__()
-        group = _group(process_group)
+        check_group(process_group)
         if init_sync:
-            verify_replicas(module, group, values=False)
-        names, parameters = _trainable(module)
-        _check_devices(module, group, device_ids)
-        check_not_watched(names, parameters)
+            replicate.verify_replicas(module, process_group, values=False)
+        checks.check_module(module, device_ids, output_device)
         if init_sync:
-            broadcast_module(module, group)
+            replicate.broadcast_module(module, process_group)
+        if forward_sync_buffers is None:
+            forward_sync_buffers = broadcast_buffers is not False
         self.module = module
-        self.process_group = group
-        if broadcast_buffers is not None:
-            forward_sync_buffers = broadcast_buffers
+        self.process_group = process_group or dist.group.WORLD
+        self.device_ids = device_ids
         self.forward_sync_buffers = forward_sync_buffers
-        self.require_backward_grad_sync = True
-        self._require_forward_sync = True
-        self._reducer_options: dict[str, Any] = {
-            "cap_bytes": int(bucket_cap_mb * MIB),
-            "first_cap_bytes": int(first_bucket_mb * MIB),
-            "gradient_as_bucket_view": gradient_as_bucket_view,
-            "find_unused_parameters": find_unused_parameters,
-        }
-        self.reducer = Reducer(
-            names, parameters, group, _control_group(group), **self._reducer_options
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy.deepcopy. The copy is of the default group and has no hook."""
-        if self.process_group is not dist.group.WORLD:
-            raise RuntimeError(
-                "a DistributedDataParallel of a group other than the default one cannot be copied "
-                "or pickled: copy its module and wrap the copy"
-            )
-        left_out = "process_group", "reducer"
-        return {name: value for name, value in vars(self).items() if name not in left_out}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.process_group = group = _group(None)
-        self.reducer = Reducer(
-            *_trainable(self.module), group, _control_group(group), **self._reducer_options
-        )
+        self.find_unused_parameters = find_unused_parameters
+        self.check_reduction = check_reduction
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self.bucket_cap_mb = bucket_cap_mb
+        self.reducer = build_reducer(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; prepare for the backward pass that follows."""
-        if self.forward_sync_buffers and self._require_forward_sync:
-            self._broadcast_buffers()
-        synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self._require_forward_sync = synchronise
         if torch.is_grad_enabled():
-            self.reducer.prepare(synchronise)
+            self.reducer.rebuild_buckets()
+        if self.forward_sync_buffers and self.require_forward_param_sync:
+            buffers = list(self.module.buffers())
+            replicate.broadcast_coalesced(buffers, self.process_group)
+        if self.device_ids:
+            to = {"device": self.device_ids[0], "non_blocking": True}
+            move = partial(pytree.tree_map_only, Tensor, lambda t: t.to(**to))
+            inputs, kwargs = move(inputs), move(kwargs)
         output = self.module(*inputs, **kwargs)
-        if synchronise:
-            self._watch(output)
-        return output
+        sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self.require_forward_param_sync = sync
+        return self.reducer.prepare_for_backward(output) if sync else output
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward and backward inside only accumulate gradients on their own rank.
-
-        The first forward and backward outside average what has been accumulated.
-        """
+        """Forward and backward inside accumulate; the next ones average."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -127,86 +118,163 @@ class DistributedDataParallel(nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
-    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Let `hook(state, bucket)` reduce the buckets; it returns a future of the mean.
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Let `hook(state, bucket)` average the buckets: see `miniddp.hooks`.
 
-        `bucket` has the methods of `torch.distributed.GradBucket`, and the buffer holds this
-        rank's gradients, not yet divided: torch's own hooks work unchanged.
+        Raises `TypeError`, `ValueError`; for a second hook `RuntimeError`.
         """
-        if not callable(hook):
-            raise TypeError(f"hook must be callable, not {type(hook).__name__}")
-        self.reducer.set_comm_hook(hook, state)
+        checks.check_hook(hook)
+        if self.reducer.comm_hook:
+            raise RuntimeError("register_comm_hook can only be called once.")
+        self.reducer.comm_hook = hook, state
 
-    def _broadcast_buffers(self) -> None:
-        works = [
-            dist.broadcast(buffer, group=self.process_group, group_src=0, async_op=True)
-            for buffer in self.module.buffers()
-        ]
-        for work in works:
-            work.wait()
+    def __getstate__(self) -> dict[str, Any]:
+        checks.check_default_group(self.process_group)
+        return {**vars(self), "process_group": None, "reducer": None}
 
-    def _watch(self, output: Any) -> None:
-        forward = Forward()
-        reducer = self.reducer
-        for tensor in _tensors(output):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(lambda _: reducer.begin_backward(forward))
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.process_group = dist.group.WORLD
+        self.reducer = build_reducer(self)
 
 
-def _group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    check_group(process_group)
-    group = process_group or dist.group.WORLD
-    assert group is not None
-    return group
+class Reducer:
+    """Puts gradients into buckets and averages them while backward runs."""
+
+    # Build
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        named = ddp.module.named_parameters()
+        trained = {name: p for name, p in named if p.requires_grad}
+        self.names, self.parameters = list(trained), list(trained.values())
+        self.group = ddp.process_group
+        self.world_size = dist.get_world_size(self.group)
+        self.as_views = ddp.gradient_as_bucket_view
+        self.cap_mb = ddp.bucket_cap_mb
+        self.comm_hook: tuple[Hook, Any] | None = None
+        self.lock = threading.RLock()  # backward has a thread for each device
+        self.expecting = self.rebuilt = False
+        self.ready: dict[int, None] = {}  # parameters, in order
+        self.first_order: list[int] = []
+        self.launched: list[tuple[Bucket, Any]] = []
+        self.use(build_buckets(self.parameters, sys.maxsize))
+        for i, parameter in enumerate(self.parameters):
+            hook = partial(tell, weakref.ref(self), i)
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            weakref.finalize(self, handle.remove)
+
+    def use(self, buckets: list[Bucket]) -> None:
+        self.buckets = buckets
+        self.place_of = {
+            i: (bucket, view)
+            for bucket in self.buckets
+            for i, view in zip(bucket.indices, bucket.gradients(), strict=True)
+        }
+
+    # Forward
+
+    def prepare_for_backward(self, output: Any) -> Any:
+        """A forward pass has ended whose backward shall average."""
+        self.expecting = True
+        self.ready = {}
+        for bucket, work in self.launched:  # after an error in backward
+            wait_for(work, bucket)
+        self.launched = []
+        for bucket in self.buckets:
+            bucket.pending = len(bucket.indices)
+        return output
+
+    # Hook
+
+    def on_gradient(self, i: int) -> None:
+        """Autograd has accumulated the gradient of parameter i."""
+        with self.lock:
+            self.put_into_bucket(i)
+            self.launch_full_buckets()
+
+    def put_into_bucket(self, i: int) -> None:
+        parameter, (bucket, view) = self.parameters[i], self.place_of[i]
+        checks.check_gradient(self.names[i], parameter, view, i in self.ready)
+        if parameter.grad is None:
+            view.zero_()
+        elif not same_memory(parameter.grad, view):
+            view.copy_(parameter.grad)
+            if self.as_views:
+                parameter.grad = view.detach()
+        self.ready[i] = None
+        bucket.pending -= 1
+
+    # Launch
+
+    def launch_full_buckets(self) -> None:
+        """Launch in the same order on every rank, whichever is full first."""
+        for bucket in self.buckets[len(self.launched) :]:
+            if bucket.pending > 0:
+                return
+            self.launched.append((bucket, self.launch(bucket)))
+        torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def launch(self, bucket: Bucket) -> Any:
+        """Start to average the bucket; what to wait for."""
+        if self.comm_hook:
+            hook, state = self.comm_hook
+            return hook(state, bucket)
+        buffer = bucket.buffer().mul_(1 / self.world_size)
+        return dist.all_reduce(buffer, group=self.group, async_op=True)
+
+    # Finish, when backward is done
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for all buckets; let every `.grad` be the mean."""
+        for bucket, work in self.launched:
+            wait_for(work, bucket)
+        self.launched, self.expecting = [], False
+        self.first_order = self.first_order or list(self.ready)
+        for i in range(len(self.parameters)):
+            self.give_mean(i)
+
+    def give_mean(self, i: int) -> None:
+        parameter, (_, view) = self.parameters[i], self.place_of[i]
+        if same_memory(parameter.grad, view):
+            return
+        if self.as_views:
+            parameter.grad = view.detach()
+        elif parameter.grad is None:
+            parameter.grad = view.clone()
+        else:
+            parameter.grad.copy_(view)
+
+    # Rebuild
+
+    @torch.no_grad()
+    def rebuild_buckets(self) -> None:
+        """After the first backward: buckets in the order of rank 0's hooks."""
+        if self.expecting and self.ready:
+            self.expecting = False
+            raise checks.not_finished(self.names, self.ready)
+        if self.rebuilt or not self.first_order:
+            return
+        order = torch.tensor(self.first_order).to(self.parameters[0].device)
+        dist.broadcast(order, group=self.group, group_src=0)
+        before = self.place_of
+        self.use(build_buckets(self.parameters, self.cap_mb, order.tolist()))
+        self.rebuilt = True
+        for i, parameter in enumerate(self.parameters):
+            if same_memory(parameter.grad, before[i][1]):
+                view = self.place_of[i][1].copy_(before[i][1])
+                parameter.grad = view.detach()
 
 
-def _trainable(module: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    if not named:
-        raise RuntimeError("no parameter of the module requires a gradient: nothing to synchronise")
-    return [name for name, _ in named], [p for _, p in named]
+def build_reducer(ddp: DistributedDataParallel) -> Reducer:
+    if ddp.find_unused_parameters or ddp.check_reduction:
+        from miniddp import unused
+
+        return unused.build_reducer(ddp)
+    return Reducer(ddp)
 
 
-def _check_devices(
-    module: nn.Module,
-    group: dist.ProcessGroup,
-    device_ids: Sequence[int | torch.device] | None,
-) -> None:
-    backends = dist.get_backend_config(group)
-    wanted = {torch.device("cuda", d) if isinstance(d, int) else d for d in device_ids or ()}
-    for name, parameter in module.named_parameters():
-        if f"{parameter.device.type}:" not in backends:
-            raise ValueError(
-                f"parameter {name!r} is on {parameter.device}, for which the process group has "
-                f"no backend (it has {backends}): move the module before wrapping it"
-            )
-        if wanted and parameter.device not in wanted:
-            raise ValueError(
-                f"parameter {name!r} is on {parameter.device}, but device_ids is {device_ids}"
-            )
-
-
-def _control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same ranks that carries CPU tensors, so that control never waits for a GPU."""
-    if "cpu:" in dist.get_backend_config(group):
-        return group
-    ranks = dist.get_process_group_ranks(group)
-    control: dist.ProcessGroup = dist.new_group(
-        ranks, backend="gloo", use_local_synchronization=True
-    )
-    return control
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Every tensor in nested lists, tuples, dictionaries and dataclasses."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)
-    elif is_dataclass(output) and not isinstance(output, type):
-        for field in fields(output):
-            yield from _tensors(getattr(output, field.name))
+def tell(reducer: "weakref.ref[Reducer]", i: int, _: Tensor) -> None:
+    """The hook of parameter i: it does not keep the reducer alive."""
+    if (alive := reducer()) and alive.expecting:
+        alive.on_gradient(i)

@@ -1,8 +1,7 @@
-"""`SimpleDDP`: the ancestor. Backward first, then one all-reduce per parameter."""
+"""`SimpleDDP`, the ancestor: after backward, an all-reduce per parameter."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -12,111 +11,82 @@ from torch import nn
 from miniddp.replicate import verify_replicas
 
 
-class Gradient(IntEnum):
-    """What a rank holds for one parameter when it is time to synchronise."""
-
-    NONE = 0
-    DENSE = 1
-    SPARSE = 2
-
-
 class SimpleDDP(nn.Module):
-    """Data parallelism in three lines: forward, backward, `sync_gradients()`, optimizer step.
+    """Data parallelism: forward, backward, `sync_gradients()`, step.
 
-    Wraps `module`, whose parameters and buffers must be the same on every rank of `process_group`
-    (default: all ranks). Buffers are not synchronised again.
-
-    Raises `RuntimeError` without a process group, `ValueError` if the replicas differ or if
-    `module` holds a `SimpleDDP` already.
+    The parameters and buffers of `module` must be the same on every rank of
+    `process_group` (default: all ranks), else `ValueError`.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, process_group: dist.ProcessGroup | None = None
+    ) -> None:
         super().__init__()
-        if any(isinstance(part, SimpleDDP) for part in module.modules()):
-            raise ValueError("the module is wrapped in SimpleDDP already: wrap it once")
         verify_replicas(module, process_group)
         self.module = module
         self.process_group = process_group
-        self._do_sync = True
+        self.do_sync = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    @property
-    def do_sync(self) -> bool:
-        """Whether `sync_gradients()` synchronises or does nothing."""
-        return self._do_sync
-
     def enable_grad_sync(self) -> None:
-        self._do_sync = True
+        self.do_sync = True
 
     def disable_grad_sync(self) -> None:
-        self._do_sync = False
+        self.do_sync = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, `sync_gradients()` does nothing: gradients accumulate on their rank."""
-        before = self._do_sync
-        self._do_sync = False
+        """Within it `sync_gradients()` does nothing: gradients accumulate."""
+        before = self.do_sync
+        self.do_sync = False
         try:
             yield
         finally:
-            self._do_sync = before
+            self.do_sync = before
 
     @torch.no_grad()
     def sync_gradients(self) -> None:
-        """Replace every gradient by its mean over the ranks, in place. Call it after backward.
+        """Replace every gradient by its mean over the ranks, after backward.
 
-        Raises `RuntimeError` on every rank, and changes no gradient, if a parameter has a gradient
-        on some ranks only or has a sparse one.
+        Raises `RuntimeError` on every rank, and changes no gradient, if a
+        parameter has one on some ranks only, or a sparse one.
         """
-        if not self._do_sync:
+        if not self.do_sync:
             return
-        parameters = dict(self.module.named_parameters())
-        self._check_gradients(parameters)
+        self._check_gradients()
         world_size = dist.get_world_size(self.process_group)
-        for parameter in parameters.values():
-            if _state(parameter) is Gradient.NONE or parameter.grad is None:
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad or parameter.grad is None:
                 continue
             gradient = parameter.grad.contiguous()
-            gradient /= world_size  # before the sum: float16 would overflow after it
+            gradient /= world_size  # first: a sum may overflow float16
             dist.all_reduce(gradient, group=self.process_group)
             parameter.grad.copy_(gradient)
 
-    def _check_gradients(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Compare the ranks before the first all-reduce: one that has less to send would hang."""
-        if not parameters:
+    def _check_gradients(self) -> None:
+        """A rank with one all-reduce less would leave the others waiting."""
+        named = list(self.module.named_parameters())
+        if not named:
             return
-        device = next(iter(parameters.values())).device
-        own = torch.tensor(
-            [_state(parameter) for parameter in parameters.values()],
-            dtype=torch.uint8,
-            device=device,
+        here = [p.requires_grad and p.grad is not None for _, p in named]
+        counts = torch.tensor(
+            here, dtype=torch.int32, device=named[0][1].device
         )
-        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self.process_group))]
-        dist.all_gather(gathered, own, group=self.process_group)
-        states = torch.stack(gathered).T.tolist()
-        for name, on_ranks in zip(parameters, states, strict=True):
-            if Gradient.SPARSE in on_ranks:
+        dist.all_reduce(counts, group=self.process_group)
+        world_size = dist.get_world_size(self.process_group)
+        for (name, parameter), count in zip(
+            named, counts.tolist(), strict=True
+        ):
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is not torch.strided:
                 raise RuntimeError(
-                    f"parameter {name!r} has a sparse gradient, which SimpleDDP cannot "
-                    "synchronise: build its layer with sparse=False"
+                    f"parameter {name!r} has a sparse gradient, which cannot "
+                    "be averaged: build its layer with sparse=False"
                 )
-            if len(set(on_ranks)) > 1:
+            if 0 < count < world_size:
                 raise RuntimeError(
-                    f"parameter {name!r} has a gradient on rank {self._ranks(on_ranks, True)} and "
-                    f"none on rank {self._ranks(on_ranks, False)}: every rank must use the same "
-                    "parameters in a step"
+                    f"parameter {name!r} has a gradient on {count} of "
+                    f"{world_size} ranks: use the same parameters on all ranks"
                 )
-
-    def _ranks(self, states: list[int], present: bool) -> str:
-        ranks = dist.get_process_group_ranks(self.process_group or dist.group.WORLD)
-        chosen = (rank for rank, state in zip(ranks, states, strict=True) if bool(state) is present)
-        return ", ".join(map(str, chosen))
-
-
-def _state(parameter: nn.Parameter) -> Gradient:
-    """A frozen parameter has no gradient to synchronise, even if an old one is still there."""
-    if not parameter.requires_grad or parameter.grad is None:
-        return Gradient.NONE
-    return Gradient.SPARSE if parameter.grad.layout is torch.sparse_coo else Gradient.DENSE

@@ -254,14 +254,16 @@ def no_sync_is_restored_after_an_exception(wrap: Any, rank: int, world_size: int
 
 @parity("averaging", CLOSE)
 def two_backwards_accumulate(wrap: Any, rank: int, world_size: int) -> None:
-    """Without `zero_grad` the means of several steps add up."""
-    ddp, single = wrap(seeded(Mlp, rank)), reference(Mlp)
-    for step in range(3):
-        x, y = joined(step, world_size)
-        local_x, local_y = part(rank, world_size, x, y)
-        F.cross_entropy(ddp(local_x), local_y).backward()
-        F.cross_entropy(single(x), y).backward()
-        assert_same(ddp.module, single, f"step {step}")
+    """Without `zero_grad` the means of several steps add up, views or not."""
+    for views in (False, True):
+        ddp = wrap(seeded(Mlp, rank), gradient_as_bucket_view=views, bucket_cap_mb=0.0005)
+        single = reference(Mlp)
+        for step in range(3):
+            x, y = joined(step, world_size)
+            local_x, local_y = part(rank, world_size, x, y)
+            F.cross_entropy(ddp(local_x), local_y).backward()
+            F.cross_entropy(single(x), y).backward()
+            assert_same(ddp.module, single, f"step {step}")
 
 
 @parity("averaging", CLOSE)
@@ -801,6 +803,110 @@ def odd_parameters(wrap: Any, rank: int, world_size: int) -> None:
     follows_single_process(wrap, rank, world_size, build=Odd, bucket_cap_mb=0)
 
 
+@parity("wrapping", "exact")
+def buffers_of_any_strides(wrap: Any, rank: int, world_size: int) -> None:
+    """Buffers that are views of other memory, of any dtype, become rank 0's, and nothing else."""
+
+    class Buffers(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 3)
+            self.table = torch.full((4, 6), float(rank))
+            self.register_buffer("every_second", self.table[:, ::2])
+            self.register_buffer("transposed", torch.full((2, 3), float(rank)).t())
+            self.register_buffer("flag", torch.tensor(rank == 0))
+            self.register_buffer("count", torch.tensor(rank))
+
+    ddp = wrap(Buffers())
+    for step in range(2):
+        for buffer in ddp.module.buffers():
+            buffer.fill_(rank == 0) if buffer.dtype == torch.bool else buffer.fill_(rank + step)
+        ddp(torch.randn(2, 5)).sum().backward()
+        assert (ddp.module.every_second == step).all()
+        assert (ddp.module.transposed == step).all()
+        assert ddp.module.flag
+        assert ddp.module.count == step
+        assert (ddp.module.table[:, 1::2] == rank).all()
+
+
+@parity("averaging", CLOSE)
+def two_losses_of_disjoint_parameters(wrap: Any, rank: int, world_size: int) -> None:
+    """An actor and a critic: one forward pass, a backward pass for each of its two outputs."""
+
+    class ActorCritic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.actor, self.critic = Mlp(), Mlp()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.actor(x), self.critic(x)
+
+    ddp, single = wrap(seeded(ActorCritic, rank)), reference(ActorCritic)
+    for step in range(STEPS):
+        ddp.zero_grad()
+        single.zero_grad()
+        x, y = joined(step, world_size)
+        local_x, local_y = part(rank, world_size, x, y)
+        for model, inputs, targets in ((ddp, local_x, local_y), (single, x, y)):
+            for output in model(inputs):
+                F.cross_entropy(output, targets).backward()
+        assert_same(ddp.module, single, f"step {step}")
+        assert_equal_on_all_ranks(ddp)
+
+
+@parity("averaging")
+def a_missing_gradient(wrap: Any, rank: int, world_size: int) -> None:
+    """After a backward pass that left a gradient out the next forward pass raises."""
+    ddp = wrap(TwoPaths())
+    ddp(torch.randn(3, 5), True).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior it"):
+        ddp(torch.randn(3, 5), True)
+
+
+@parity("averaging")
+def two_forwards_then_two_backwards(wrap: Any, rank: int, world_size: int) -> None:
+    """Two forward passes, then a backward pass for each: the second is not averaged."""
+    if world_size == 1:
+        return
+    ddp = wrap(Mlp())
+    losses = [ddp(torch.randn(3, 5)).sum() for _ in range(2)]
+    losses[0].backward()
+    assert_equal_on_all_ranks(ddp)
+    losses[1].backward()
+    assert_differs_between_ranks(ddp)
+
+
+@parity("averaging")
+def wrapped_twice(wrap: Any, rank: int, world_size: int) -> None:
+    """A module that is wrapped while another wrapper of it lives: that one stays still."""
+    module = Mlp()
+    first = wrap(module)
+    second = wrap(module)
+    second(torch.randn(3, 5)).sum().backward()
+    assert_equal_on_all_ranks(second)
+    del first
+
+
+@parity("averaging")
+def outputs_left_out_of_the_loss(wrap: Any, rank: int, world_size: int) -> None:
+    """With `find_unused_parameters=True` an output may stay out of the loss."""
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(5, 3) for _ in range(2))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {str(i): head(x) for i, head in enumerate(self.heads)}
+
+    ddp = wrap(seeded(TwoHeads, rank), find_unused_parameters=True)
+    for step in range(STEPS):
+        ddp.zero_grad()
+        ddp(torch.randn(3, 5))[str(step % 2)].sum().backward()
+        assert_equal_on_all_ranks(ddp.module.heads[step % 2])
+        unused = ddp.module.heads[1 - step % 2].weight.grad
+        assert unused is None
+
+
 BOTH = [
     follows_single_process,
     zeroed_gradients,
@@ -840,4 +946,10 @@ BOTH = [
     gradient_data_replaced,
     odd_parameters,
     compiled_module,
+    buffers_of_any_strides,
+    two_losses_of_disjoint_parameters,
+    a_missing_gradient,
+    two_forwards_then_two_backwards,
+    wrapped_twice,
+    outputs_left_out_of_the_loss,
 ]

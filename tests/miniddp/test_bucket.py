@@ -1,5 +1,6 @@
 """Plans of buckets as pure functions, and the flat buffer."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +56,7 @@ def test_gradients_are_views_of_one_buffer() -> None:
 
 
 def test_only_the_last_bucket_is_last() -> None:
-    buckets = build_buckets([[1], [0]], [torch.ones(2), torch.ones(3)])
+    buckets = build_buckets([torch.ones(2), torch.ones(3)], cap_mb=0, order=[1, 0])
     assert [bucket.is_last() for bucket in buckets] == [False, True]
     assert [bucket.index() for bucket in buckets] == [0, 1]
     assert [bucket.parameters()[0].numel() for bucket in buckets] == [3, 2]
@@ -74,3 +75,18 @@ def test_a_parameter_with_gaps_gets_a_dense_view() -> None:
     view = view_like(torch.arange(20.0), 2, gaps)
     assert view.is_contiguous()
     assert view.tolist() == [[2, 3, 4], [5, 6, 7], [8, 9, 10], [11, 12, 13]]
+
+
+def test_the_order_is_guessed_until_it_is_known() -> None:
+    sizes = [torch.ones(2), torch.ones(3), torch.ones(4).double()]
+    indices = [bucket.indices for bucket in build_buckets(sizes, cap_mb=1000)]
+    assert indices == [[2], [0, 1]], "one bucket for each dtype, the last parameters first"
+
+
+@pytest.mark.parametrize(("cap_mb", "buckets"), [(None, [1, 25, 14]), (10, [10, 10, 10, 10])])
+def test_only_the_default_begins_with_a_small_bucket(
+    cap_mb: float | None, buckets: list[int]
+) -> None:
+    mebibytes = [torch.empty(2**18, device="meta")] * 40
+    found = build_buckets(mebibytes, cap_mb, range(40))
+    assert [len(bucket.indices) for bucket in found] == buckets

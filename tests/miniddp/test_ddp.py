@@ -1,8 +1,12 @@
 """DistributedDataParallel against one process on the joined batch, and beside torch's own."""
 
 import copy
+import inspect
+import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 import miniddp
+from miniddp import checks
+from miniddp.bucket import Bucket
 from miniddp.launch import RanksFailed, run_ranks
 
+from ..parity import row
 from . import ddp_cases
 from .ddp_cases import BOTH, Mlp, TwoPaths
 
@@ -20,7 +27,14 @@ from .ddp_cases import BOTH, Mlp, TwoPaths
 def wrapper(implementation: str) -> Callable[..., nn.Module]:
     if implementation == "torch":
         return nn.parallel.DistributedDataParallel
+    if implementation == "views":
+        return with_views
     return miniddp.DistributedDataParallel
+
+
+def with_views(module: nn.Module, **options: Any) -> nn.Module:
+    options = {"gradient_as_bucket_view": True, **options}
+    return miniddp.DistributedDataParallel(module, **options)
 
 
 def run_case(rank: int, implementation: str, *names: str) -> None:
@@ -37,10 +51,13 @@ def test_like_torch(case: str, implementation: str) -> None:
     run_ranks(run_case, world_size, implementation, case, timeout=30)
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 4])
-def test_all_cases(world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "implementation"),
+    [(1, "miniddp"), (3, "miniddp"), (4, "miniddp"), (2, "views"), (3, "views")],
+)
+def test_all_cases(world_size: int, implementation: str) -> None:
     names = [case.__name__ for case in BOTH if case.__name__ != "compiled_module"]
-    run_ranks(run_case, world_size, "miniddp", *names, timeout=120)
+    run_ranks(run_case, world_size, implementation, *names, timeout=120)
 
 
 def test_without_a_process_group() -> None:
@@ -64,17 +81,17 @@ def message_of(rank: int, fn: Callable[..., Any], *args: Any) -> str:
 
 
 def leave_out_a_branch(rank: int, only_on_rank: int | None) -> None:
-    ddp = miniddp.DistributedDataParallel(TwoPaths(), bucket_cap_mb=0.0001, first_bucket_mb=0.0001)
-    everything = rank != only_on_rank and only_on_rank is not None
+    ddp = miniddp.DistributedDataParallel(TwoPaths(), bucket_cap_mb=0.0001, check_reduction=True)
     x = torch.randn(3, 5)
+    (ddp(x, True).sum() + ddp(x, False).sum()).backward()  # so that buckets are rebuilt
     loss = ddp(x, True).sum()
-    if everything:
+    if only_on_rank not in (None, rank):
         loss = loss + ddp(x, False).sum()
     loss.backward()
 
 
 @pytest.mark.parametrize("only_on_rank", [None, 0, 1])
-def test_a_parameter_without_gradient_is_named_on_every_rank(only_on_rank: int | None) -> None:
+def test_check_reduction_names_a_missing_gradient_on_every_rank(only_on_rank: int | None) -> None:
     for message in fails_on_every_rank(2, leave_out_a_branch, only_on_rank):
         assert "'right.weight'" in message
         assert "'right.bias'" in message
@@ -84,45 +101,134 @@ def test_a_parameter_without_gradient_is_named_on_every_rank(only_on_rank: int |
         assert "find_unused_parameters=True" in message
 
 
-def wrap_twice(rank: int) -> None:
-    model = Mlp()
-    first = miniddp.DistributedDataParallel(model)
-    miniddp.DistributedDataParallel(nn.Sequential(model))
-    del first
+def leave_out_a_branch_unchecked(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(TwoPaths())
+    for _ in range(2):
+        ddp(torch.randn(3, 5), True).sum().backward()
 
 
-def test_wrapping_a_module_again() -> None:
-    for message in fails_on_every_rank(2, wrap_twice):
-        assert message.startswith("ValueError: parameter '0.first.weight' belongs to another")
+def test_the_next_forward_names_a_missing_gradient() -> None:
+    for rank, message in enumerate(fails_on_every_rank(2, leave_out_a_branch_unchecked)):
+        assert message.startswith(
+            "RuntimeError: Expected to have finished reduction in the prior iteration before "
+            "starting a new one. Parameters that got no gradient on rank "
+            f"{rank}: right.weight, right.bias."
+        )
 
 
-def backward_twice(rank: int) -> None:
-    ddp = miniddp.DistributedDataParallel(Mlp())
+def check_reduction_lets_pass(rank: int) -> None:
+    """What is no missing gradient: no gradient at all, a frozen pass, `no_sync`."""
+    ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(Mlp, rank), check_reduction=True)
+    x = torch.randn(2, 5, requires_grad=True)
+    torch.autograd.grad(ddp(x).sum(), x)
+    with ddp.no_sync():
+        ddp(x).sum().backward()
+    ddp.requires_grad_(False)
+    ddp(x).sum().backward()
+    ddp.requires_grad_(True)
+    for _ in range(2):
+        ddp(x).sum().backward()
+    ddp_cases.assert_equal_on_all_ranks(ddp)
+
+
+def test_check_reduction_lets_pass() -> None:
+    run_ranks(check_reduction_lets_pass, 2)
+
+
+def backward_twice(rank: int, option: str) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp(), **{option: True})
     loss = ddp(torch.randn(2, 5)).sum()
     loss.backward(retain_graph=True)
     loss.backward()
 
 
-def test_a_second_backward_through_one_forward() -> None:
-    for message in fails_on_every_rank(2, backward_twice):
+@pytest.mark.parametrize("option", ["check_reduction", "find_unused_parameters"])
+def test_a_second_backward_through_one_forward(option: str) -> None:
+    for message in fails_on_every_rank(2, backward_twice, option):
         assert "backward ran again" in message
         assert "no_sync" in message
 
 
-def two_forwards_then_two_backwards(rank: int) -> None:
-    ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(Mlp, rank))
-    single = ddp_cases.reference(Mlp)
-    batches = [ddp_cases.joined(step, 2)[0] for step in range(2)]
-    losses = [ddp(x.chunk(2)[rank]).square().mean() for x in batches]
-    for loss, x in zip(losses, batches, strict=True):
+def unused_after_no_sync(rank: int) -> None:
+    """What `zero_grad` has thrown away does not count as used."""
+    ddp = miniddp.DistributedDataParallel(TwoPaths(), find_unused_parameters=True)
+    x = torch.randn(3, 5)
+    with ddp.no_sync():
+        ddp(x, False).sum().backward()
+    ddp.zero_grad()
+    ddp(x, True).sum().backward()
+    assert ddp.module.right.weight.grad is None
+    with ddp.no_sync():
+        ddp(x * (rank + 1), False).sum().backward()
+    ddp(x, True).sum().backward()
+    ddp_cases.assert_equal_on_all_ranks(ddp.module.right)
+
+
+def test_unused_after_no_sync() -> None:
+    run_ranks(unused_after_no_sync, 2)
+
+
+def wrap_while_the_loss_lives(rank: int) -> None:
+    """A cell of a notebook that runs twice; hooks go with their wrapper."""
+    model = ddp_cases.seeded(Mlp, rank)
+    ddp = miniddp.DistributedDataParallel(model)
+    for _ in range(2):
+        ddp = miniddp.DistributedDataParallel(model)
+        loss = ddp(torch.randn(2, 5)).sum()
         loss.backward()
-        single(x).square().mean().backward()
-        ddp_cases.assert_same(ddp.module, single, "accumulated")
+        ddp_cases.assert_equal_on_all_ranks(ddp)
+    assert [len(p._post_accumulate_grad_hooks) for p in model.parameters()] == [1] * 6
+    del ddp
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert loss.requires_grad
 
 
-def test_two_forwards_then_two_backwards() -> None:
-    """torch's DDP leaves the second backward unsynchronised without a word."""
-    run_ranks(two_forwards_then_two_backwards, 2)
+def test_wrap_while_the_loss_lives() -> None:
+    run_ranks(wrap_while_the_loss_lives, 2)
+
+
+def launched_from_two_threads(rank: int) -> list[int]:
+    """A module on two devices has a thread of backward for each."""
+    ddp = miniddp.DistributedDataParallel(Mlp(), bucket_cap_mb=0.0001)
+    ddp(torch.randn(2, 5)).sum().backward()
+    ddp(torch.randn(2, 5))
+    reducer, order = ddp.reducer, []
+
+    def launch(bucket: Bucket) -> torch.futures.Future[Any]:
+        time.sleep(0.01)  # time for the other thread to look at the same bucket
+        order.append(bucket.index())
+        return future_of(bucket.buffer())
+
+    reducer.launch = launch
+    reducer.finish = lambda: None
+    numbers = range(len(reducer.parameters) - 1)  # the last one would end a backward pass
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(torch.no_grad()(reducer.on_gradient), numbers))
+    return order
+
+
+def test_launched_from_two_threads() -> None:
+    for order in run_ranks(launched_from_two_threads, 2):
+        assert order == sorted(set(order))
+
+
+def record_inputs(rank: int) -> list[str]:
+    class Record(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor, **others: Any) -> list[str]:
+            return [x.device.type, others["nested"][0]["y"].device.type, others["text"]]
+
+    ddp = miniddp.DistributedDataParallel(Record())
+    ddp.device_ids = [torch.device("meta")]
+    with torch.no_grad():
+        return ddp(torch.ones(1), nested=[{"y": torch.ones(2)}], text="left alone")
+
+
+def test_inputs_go_to_the_device_of_the_module() -> None:
+    assert run_ranks(record_inputs, 1)[0] == ["meta", "meta", "left alone"]
 
 
 def sparse_gradient(rank: int) -> None:
@@ -144,13 +250,25 @@ def test_a_device_that_the_group_cannot_reach() -> None:
         assert "parameter 'weight' is on meta" in message
 
 
-def wrong_device_ids(rank: int) -> None:
-    miniddp.DistributedDataParallel(Mlp(), device_ids=[0])
+def refused(rank: int, options: dict[str, Any]) -> None:
+    miniddp.DistributedDataParallel(Mlp(), **options)
 
 
-def test_device_ids_of_another_device() -> None:
-    for message in fails_on_every_rank(2, wrong_device_ids):
-        assert "device_ids is [0]" in message
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_ids": [0]}, "ValueError: device_ids and output_device must name the one GPU"),
+        ({"output_device": 0}, "ValueError: device_ids and output_device must name the one GPU"),
+        ({"device_ids": [0, 1]}, "ValueError: device_ids can only be None or contain a single"),
+        *(
+            ({name: True}, f"NotImplementedError: miniddp's DistributedDataParallel has no {name}")
+            for name in checks.NOT_HERE
+        ),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
+    for seen in fails_on_every_rank(1, refused, options):
+        assert seen.startswith(message)
 
 
 def create_graph(rank: int) -> None:
@@ -169,7 +287,7 @@ def hook_that_is_none(rank: int) -> None:
 
 def test_a_hook_that_cannot_be_called() -> None:
     for message in fails_on_every_rank(2, hook_that_is_none):
-        assert message == "TypeError: hook must be callable, not NoneType"
+        assert message == "TypeError: Communication hook must be callable."
 
 
 def hook_with_result(rank: int, result: Any) -> None:
@@ -189,9 +307,9 @@ def future_of(value: Any) -> torch.futures.Future[Any]:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (None, "must return a torch.futures.Future of the averaged buffer, not Bucket"),
-        ("text", "must hold a tensor of the bucket's 419 elements, not str"),
-        (torch.ones(1), "must hold a tensor of the bucket's 419 elements, not 1 elements"),
+        (None, "callback must return a torch.futures.Future, but got Bucket"),
+        ("text", "must hold a tensor of 419 elements, but got 'text'"),
+        (torch.ones(1), "must hold a tensor of 419 elements, but got tensor([1.])"),
     ],
 )
 def test_a_hook_that_returns_something_else(result: Any, message: str) -> None:
@@ -217,7 +335,7 @@ def converted_after_wrapping(rank: int) -> None:
 
 def test_converting_the_module_after_wrapping() -> None:
     for message in fails_on_every_rank(2, converted_after_wrapping):
-        assert "is torch.float64 on cpu, but its bucket is torch.float32 on cpu" in message
+        assert "is torch.float64 on cpu, its bucket torch.float32 on cpu" in message
 
 
 def frozen_on_one_rank(rank: int) -> None:
@@ -226,7 +344,7 @@ def frozen_on_one_rank(rank: int) -> None:
 
 def test_a_module_that_is_frozen_on_one_rank() -> None:
     for message in fails_on_every_rank(2, frozen_on_one_rank):
-        assert "'first.weight' with requires_grad=False on rank 1" in message
+        assert "'first.weight' ((16, 5) torch.float32 cpu) on rank 1" in message
 
 
 def copy_of_a_sub_group(rank: int) -> None:
@@ -255,6 +373,8 @@ def goes_on_after_an_error_inside_backward(rank: int) -> None:
         ddp(torch.randn(2, 5)).sum().backward()
     failing = False
     ddp.zero_grad()
+    with pytest.raises(RuntimeError, match="finished reduction in the prior iteration"):
+        ddp(x)
     ddp(x.chunk(2)[rank]).square().mean().backward()
     single(x).square().mean().backward()
     ddp_cases.assert_same(ddp.module, single, "after the error")
@@ -268,8 +388,9 @@ def goes_on_after_an_error(rank: int) -> None:
     """A caught error leaves a wrapper that works."""
     ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(TwoPaths, rank))
     x = torch.randn(3, 5)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        ddp(x, True).sum().backward()
+    ddp(x, True).sum().backward()
+    with pytest.raises(RuntimeError, match="finished reduction in the prior iteration"):
+        ddp(x, True)
     ddp.zero_grad()
     (ddp(x, True).sum() + ddp(x, False).sum()).backward()
     ddp_cases.assert_equal_on_all_ranks(ddp)
@@ -279,28 +400,63 @@ def test_goes_on_after_an_error() -> None:
     run_ranks(goes_on_after_an_error, 2)
 
 
-def names_by_bucket(rank: int) -> list[list[list[str]]]:
-    """The parameters of each bucket before and after the first backward pass."""
-    ddp = miniddp.DistributedDataParallel(
-        ddp_cases.Crossed(), bucket_cap_mb=0.0001, first_bucket_mb=0.00001
+def buckets_of_each_step(rank: int, implementation: str, **options: Any) -> list[list[Any]]:
+    """Shapes in each bucket that a hook sees, step by step."""
+    seen: list[list[Any]] = []
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen[-1].append([tuple(gradient.shape) for gradient in bucket.gradients()])
+        return future_of(bucket.buffer())
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(60, 60) for _ in range(6)), nn.Linear(60, 3))
+    ddp = wrapper(implementation)(model, **options)
+    ddp.register_comm_hook(None, hook)
+    for _ in range(3):
+        seen.append([])
+        ddp(torch.randn(2, 60)).sum().backward()
+    return seen
+
+
+@row(
+    "averaging",
+    "exact",
+    says="Which gradients share a bucket, and in which order: in the first step and after it, for "
+    "the default, for small, fractional and large `bucket_cap_mb`, with unused parameters.",
+)
+@pytest.mark.parametrize("cap", [None, 0, 0.02, 0.03, 25])
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_the_same_buckets_as_torch(cap: float | None, find_unused: bool) -> None:
+    options = {"bucket_cap_mb": cap, "find_unused_parameters": find_unused}
+    ours, theirs = (
+        run_ranks(partial(buckets_of_each_step, **options), 2, implementation)
+        for implementation in ("miniddp", "torch")
     )
-    plans = []
+    assert list(ours) == list(theirs)
+    if cap == 0.02 and not find_unused:
+        assert [len(step) for step in ours[0]] == [1, 3, 3]
+
+
+def rebuilt_order(rank: int) -> list[str]:
+    """Names in the order of the buckets; on each rank another branch comes last."""
+    ddp = miniddp.DistributedDataParallel(ddp_cases.Crossed(), bucket_cap_mb=0.0001)
     for _ in range(2):
         ddp(torch.randn(2, 5), rank == 0).sum().backward()
-        plans.append([[ddp.reducer.names[i] for i in b.indices] for b in ddp.reducer.buckets])
-    return plans
+    return [ddp.reducer.names[i] for bucket in ddp.reducer.buckets for i in bucket.indices]
 
 
-def test_buckets_go_from_the_last_layer_to_the_first_and_then_in_ready_order() -> None:
-    (first, rebuilt), of_rank_1 = run_ranks(names_by_bucket, 2)
-    assert [first, rebuilt] == of_rank_1, "all ranks have the same plan"
-    flat = [name for bucket in first for name in bucket]
-    layers = ["large.1", "large.0", "small"]
-    assert flat == [f"{layer}.{kind}" for layer in layers for kind in ("bias", "weight")]
-    assert first[0] == ["large.1.bias"], "the first bucket is small"
-    rebuilt_names = [name for bucket in rebuilt for name in bucket]
-    assert sorted(rebuilt_names) == sorted(flat)
-    assert rebuilt_names[0].startswith("large.1"), "on rank 0 the large branch comes last"
+def test_buckets_are_rebuilt_in_the_order_of_rank_0() -> None:
+    order, of_rank_1 = run_ranks(rebuilt_order, 2)
+    assert order == of_rank_1
+    assert order[0].startswith("large.1"), "on rank 0 the large branch comes last"
+
+
+def test_the_signature_is_torchs() -> None:
+    ours, theirs = (
+        [(each.name, each.default) for each in inspect.signature(kind).parameters.values()]
+        for kind in (miniddp.DistributedDataParallel, nn.parallel.DistributedDataParallel)
+    )
+    assert ours == theirs
 
 
 def die_in_backward(rank: int) -> None:

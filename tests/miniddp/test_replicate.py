@@ -1,5 +1,6 @@
 """Replicas are made equal by broadcast_module and judged by verify_replicas."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ class Everything(nn.Module):
         self.register_buffer("empty", torch.empty(0))
         self.register_buffer("temporary", torch.randn(2), persistent=False)
         self.register_buffer("scalar", torch.randn(()))
+        self.register_buffer("column", torch.randn(4, 3)[:, 1])
+        self.register_buffer("window", torch.randn(6).unfold(0, 3, 3))
 
 
 def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -99,23 +102,22 @@ BROKEN: dict[str, Callable[[int], nn.Module]] = {
 }
 
 EXPECTED = {
-    "value": "replicas differ: buffer 'norm.running_var' of rank 1 is not that of rank 0, the "
-    "largest absolute difference is 0.5",
-    "count": "replicas differ: no parameter or buffer number 2 on rank 0, parameter 'bias' on "
-    "rank 2",
-    "name": "replicas differ: parameter 'a' on rank 0, parameter 'b' on rank 1",
-    "kind": "replicas differ: parameter 'a' on rank 0, buffer 'a' on rank 1",
-    "shape": "replicas differ: parameter 'weight' with shape=(3, 2) on rank 0, parameter 'weight' "
-    "with shape=(4, 2) on rank 1, parameter 'weight' with shape=(5, 2) on rank 2",
-    "dtype": "replicas differ: parameter 'weight' with dtype=torch.float16 on rank 0, parameter "
-    "'weight' with dtype=torch.float32 on rank 1, parameter 'weight' with dtype=torch.float32 on "
-    "rank 2",
-    "frozen": "replicas differ: parameter 'weight' with requires_grad=True on rank 0, parameter "
-    "'weight' with requires_grad=False on rank 1",
-    "device": "replicas differ: parameter 'weight' with device=cpu on rank 0, parameter 'weight' "
-    "with device=meta on rank 1",
-    "meta": "parameter 'weight' is on meta, for which the process group has no backend (it has "
-    "cpu:gloo,cuda:gloo): call module.to(device) first",
+    "value": r"replicas differ: buffer 'norm.running_var' \(\(4,\) torch.float32 cpu #\w{16}\) on "
+    r"rank 0, buffer 'norm.running_var' \(\(4,\) torch.float32 cpu #\w{16}\) on rank 1",
+    "count": r"replicas differ: nothing on rank 0, parameter 'bias' \(\(2,\) torch.float32 cpu "
+    r"trained #\w{16}\) on rank 2",
+    "name": r"replicas differ: parameter 'a' \(.*\) on rank 0, parameter 'b' \(.*\) on rank 1",
+    "kind": r"replicas differ: parameter 'a' \(.*\) on rank 0, buffer 'a' \(.*\) on rank 1",
+    "shape": r"replicas differ: parameter 'weight' \(\(3, 2\) .*\) on rank 0, "
+    r"parameter 'weight' \(\(4, 2\) .*\) on rank 1",
+    "dtype": r"replicas differ: parameter 'weight' \(.* torch.float16 .*\) on rank 0, "
+    r"parameter 'weight' \(.* torch.float32 .*\) on rank 1",
+    "frozen": r"replicas differ: parameter 'weight' \(.* cpu trained #.*\) on rank 0, "
+    r"parameter 'weight' \(.* cpu #.*\) on rank 1",
+    "device": r"replicas differ: parameter 'weight' \(.* cpu .*\) on rank 0, "
+    r"parameter 'weight' \(.* meta .*\) on rank 1",
+    "meta": r"parameter 'weight' is on meta, for which the process group has no backend \(it has "
+    r"cpu:gloo,cuda:gloo\): call module.to\(device\) first",
 }
 
 
@@ -151,27 +153,23 @@ def seen() -> RankResults:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_every_rank_learns_what_differs(seen: RankResults, name: str) -> None:
-    assert [on_rank[name] for on_rank in seen] == [EXPECTED[name]] * 3
+    (message,) = {on_rank[name] for on_rank in seen}
+    assert re.fullmatch(EXPECTED[name], message)
 
 
 def test_values_can_be_left_out(seen: RankResults) -> None:
     assert [on_rank["structure only"] for on_rank in seen] == ["equal"] * 3
 
 
-def test_seeds_that_differ_are_named_with_their_difference(seen: RankResults) -> None:
-    weights = [on_rank["before"]["transposed"] for on_rank in seen]
-    largest = max((weight - weights[0]).abs().max().item() for weight in weights)
+def test_seeds_that_differ_are_named(seen: RankResults) -> None:
     for on_rank in seen:
-        assert on_rank["seeds differ"] == (
-            "replicas differ: parameter 'transposed' of rank 1, 2 is not that of rank 0, the "
-            f"largest absolute difference is {largest:.6g}"
-        )
+        assert "replicas differ: parameter 'transposed' (" in on_rank["seeds differ"]
 
 
 def test_broadcast_copies_every_tensor_of_the_source(seen: RankResults) -> None:
     source = seen[2]["before"]
     random = [name for name in source if not name.startswith("norm.") and name != "empty"]
-    assert len(random) == 11
+    assert len(random) == 13
     for name in random:
         assert not torch.equal(source[name], seen[0]["before"][name]), name
     for on_rank in seen:
@@ -187,7 +185,9 @@ def test_a_module_without_tensors_is_equal(seen: RankResults) -> None:
 
 def test_a_part_of_the_ranks(seen: RankResults) -> None:
     for rank in (1, 2):
-        assert "parameter 'weight' of rank 2 is not that of rank 1" in seen[rank]["part"]
+        assert re.search(
+            r"'weight' \(.*\) on rank 1, .*'weight' \(.*\) on rank 2", seen[rank]["part"]
+        )
         assert seen[rank]["part repaired"] == "equal"
         assert torch.equal(seen[rank]["part weight"], seeded(2, lambda: nn.Linear(2, 2)).weight)
 
@@ -196,3 +196,27 @@ def test_a_part_of_the_ranks(seen: RankResults) -> None:
 def test_no_process_group(function: Callable[[nn.Module], None]) -> None:
     with pytest.raises(RuntimeError, match="there is no process group"):
         function(nn.Linear(1, 1))
+
+
+def gaps(rank: int) -> tuple[torch.Tensor, int]:
+    """A buffer that is every second column of a table, and how many messages were sent."""
+    table = torch.full((3, 4), float(rank))
+    module = nn.Module()
+    module.register_buffer("even", table[:, ::2])
+    module.register_buffer("mask", torch.tensor([rank == 0, True]))
+    module.register_parameter("scale", nn.Parameter(torch.full((3,), float(rank)).half()))
+    sent = []
+    broadcast = dist.broadcast
+    dist.broadcast = lambda *args, **kwargs: (sent.append(args), broadcast(*args, **kwargs))
+    broadcast_module(module)
+    dist.broadcast = broadcast
+    assert module.mask.all()
+    assert not module.scale.any()
+    return table, len(sent)
+
+
+def test_a_broadcast_leaves_the_gaps_of_a_buffer_alone_and_takes_one_message() -> None:
+    for rank, (table, messages) in enumerate(run_ranks(gaps, 2)):
+        assert not table[:, ::2].any()
+        assert (table[:, 1::2] == rank).all()
+        assert messages == 1
