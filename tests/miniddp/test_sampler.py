@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from miniddp.launch import run_ranks
 from miniddp.sampler import (
     DistributedSampler,
     check_equal_steps,
@@ -18,6 +17,7 @@ from miniddp.sampler import (
 )
 
 from ..parity import row
+from .ranks import run
 
 lengths = st.integers(0, 60)
 world_sizes = st.integers(1, 9)
@@ -228,5 +228,5 @@ def steps_of_unequal_shards(rank):
 
 
 def test_unequal_steps_are_refused_with_the_counts_of_all_ranks():
-    for message in run_ranks(steps_of_unequal_shards, 3):
+    for message in run(steps_of_unequal_shards, 3):
         assert "rank 0: 333, rank 1: 333, rank 2: 334" in message
