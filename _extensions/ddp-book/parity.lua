@@ -24,11 +24,11 @@ local function plain(markdown)
 end
 
 -- What is shown, and under it the name of the test, linked to its file.
-local function behaviour(row)
+local function shown(text, row)
   local path, name = row.test:match("^(.-)::(.+)$")
   local test = project.source_link({ pandoc.Code(name) }, path)
   return pandoc.Blocks {
-    pandoc.Plain(plain(row.behaviour)),
+    pandoc.Plain(plain(text)),
     pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }),
   }
 end
@@ -37,7 +37,7 @@ local function listed(section)
   local rows, with_tolerance = {}, false
   for _, row in ipairs(section) do
     with_tolerance = with_tolerance or row.tolerance ~= ""
-    table.insert(rows, { behaviour(row), plain(row.torch), plain(row.miniddp), plain(row.tolerance) })
+    table.insert(rows, { shown(row.behaviour, row), plain(row.torch), plain(row.miniddp), plain(row.tolerance) })
   end
   local header = { table.unpack(HEADER) }
   if not with_tolerance then
@@ -46,37 +46,35 @@ local function listed(section)
   return header, rows
 end
 
--- How many rows each text stands for; the texts in the order in which they come.
-local function tally(section, text_of)
-  local order, numbers = {}, {}
+-- The rows by a text of theirs; the texts in the order in which they come.
+local function grouped(section, text_of)
+  local texts, groups = {}, {}
   for _, row in ipairs(section) do
     local text = text_of(row)
-    if not numbers[text] then table.insert(order, text) end
-    numbers[text] = (numbers[text] or 0) + 1
+    if not groups[text] then
+      groups[text] = {}
+      table.insert(texts, text)
+    end
+    table.insert(groups[text], row)
   end
-  return order, numbers
+  return texts, groups
 end
 
--- One row for all behaviours of which miniddp does the same: what, how many, which.
+-- One row for all behaviours of which miniddp does the same: what, and how many.
 local function counted(section)
-  local names, rows = {}, {}
-  for _, row in ipairs(section) do
-    local others = names[row.miniddp]
-    if others then others:extend { pandoc.Str(","), pandoc.Space() } end
-    names[row.miniddp] = (others or pandoc.Inlines {}) .. plain(row.behaviour)
+  local rows = {}
+  local texts, groups = grouped(section, function(row) return row.miniddp end)
+  for _, text in ipairs(texts) do
+    table.insert(rows, { shown(text, groups[text][1]), tostring(#groups[text]) })
   end
-  local whats, numbers = tally(section, function(row) return row.miniddp end)
-  for _, what in ipairs(whats) do
-    table.insert(rows, { plain(what), tostring(numbers[what]), names[what] })
-  end
-  return { "miniddp", "Number", "Which" }, rows
+  return { "miniddp", "Number" }, rows
 end
 
 -- "passes 2, refused 1: 3 in all", by the text before the first comma or colon.
 local function sum(section)
-  local outcomes, numbers = tally(section, function(row) return row.miniddp:match("^[^,:]+") end)
-  for i, outcome in ipairs(outcomes) do outcomes[i] = outcome .. " " .. numbers[outcome] end
-  return pandoc.Para(("%s: %d in all"):format(table.concat(outcomes, ", "), #section))
+  local texts, groups = grouped(section, function(row) return row.miniddp:match("^[^,:]+") end)
+  for i, text in ipairs(texts) do texts[i] = text .. " " .. #groups[text] end
+  return pandoc.Para(("%s: %d in all"):format(table.concat(texts, ", "), #section))
 end
 
 return function(div, fail)

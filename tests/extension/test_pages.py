@@ -215,12 +215,8 @@ def test_parity_counted(render, book):
     table = {"torch": "2.13.0", "sections": {"theirs": rows}}
     (book / "tests/parity.json").write_text(json.dumps(table), encoding="utf-8")
     html = render(PAGE, '::: {.parity .counted section="theirs"}\n:::\n').stdout
-    cells = re.findall(r"<td[^>]*>(.*?)</td>", html, re.DOTALL)
-    assert cells == [
-        "passes, always", "2", "<code>a</code>, <code>c</code>",
-        "refused: <em>x</em>", "1", "<code>b</code>",
-        "passes", "1", "<code>d</code>",
-    ]  # fmt: skip
+    cells = re.findall(r"<td[^>]*>(.*?)(?:\s*<div.*?)?</td>", html, re.DOTALL)
+    assert cells == ["passes, always", "2", "refused: <em>x</em>", "1", "passes", "1"]
     assert "<p>passes 3, refused 1: 4 in all</p>" in html
 
 
