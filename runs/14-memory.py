@@ -475,7 +475,8 @@ def watch(rank: int) -> None:
     shard = units[0].shard
     assert all(storage.expired() for storage in whole.values())
     assert shard.grad.shape == shard.shape
-    print(f"shard of block 0: {len(shard)} of {sum(s.shape.numel() for s in units[0]._flat.slots)}")
+    whole_size = sum(slot.shape.numel() for slot in units[0]._slots)
+    print(f"shard of block 0: {len(shard)} of {whole_size}")
 
 
 watched = miniddp.run_ranks(watch, 4)
@@ -631,8 +632,9 @@ def save(rank: int) -> dict[str, Tensor] | None:
 
 
 def load(rank: int, state: dict[str, Tensor]) -> bool:
-    module, _ = zero3(build(SIZES[0], device()))
-    module.load_full_state_dict(state)
+    model = build(SIZES[0], device())
+    model.load_state_dict(state)
+    module, _ = zero3(model)
     again = module.full_state_dict()
     return all(torch.equal(again[name], value) for name, value in state.items())
 

@@ -1,6 +1,6 @@
-"""`FullyShardedModule`, ZeRO stage 3: a rank keeps 1/N of the parameters and gathers the rest."""
+"""`FullyShardedModule`, ZeRO stage 3: a rank keeps 1/N of the parameters."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -9,15 +9,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 
 from miniddp import ring
-from miniddp.flat import FlatParameters
 from miniddp.process import check_group
-from miniddp.replicate import verify_replicas
+from miniddp.replicate import broadcast_coalesced, verify_replicas
+from miniddp.sharded_optimizer import to_host
+
+IN_UNIT = "_in_unit"
+"""What marks a parameter, and the module that had it, as taken by a unit."""
 
 
 class Gather(torch.autograd.Function):
-    """All-gather in forward, its transpose in backward: reduce-scatter of the gradient."""
+    """All-gather in forward; in backward its transpose, reduce-scatter."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, unit: "FullyShardedModule") -> Tensor:
@@ -31,35 +35,49 @@ class Gather(torch.autograd.Function):
 
 
 class Piece(NamedTuple):
-    """What autograd keeps of a gathered parameter from forward until backward: where it was."""
+    """What autograd keeps of a gathered parameter until backward: its place."""
 
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
-    version: int
+
+
+class Slot(NamedTuple):
+    """A parameter in the flat vector; a tied one has several places."""
+
+    shape: torch.Size
+    places: list[tuple[str, nn.Module, str]]  # path, module, name there
 
 
 class FullyShardedModule(nn.Module):
-    """Spread the parameters of `module` over the ranks; have them whole only while they are used.
+    """Spread the parameters of `module` over the ranks; gather them for use.
 
-    The parameters become one flat vector, padded with zeros to a multiple of N; rank r keeps the
-    r-th part of it as its only parameter, `shard`. Forward gathers the whole vector and drops it;
-    backward gathers it again, and leaves in `shard.grad` this rank's part of the mean gradient.
-    `reshard_after_forward=False` keeps the whole vector from forward until backward: two transfers
-    of the parameters instead of three, for more memory.
+    The parameters become one flat vector, padded with zeros to a multiple of N;
+    rank r keeps the r-th part of it as its only parameter, `shard`. Forward
+    gathers the whole vector and drops it; backward gathers it again, and leaves
+    in `shard.grad` this rank's part of the mean gradient. With
+    `reshard_after_forward=False` the whole vector stays from forward until
+    backward: two transfers of the parameters instead of three, for more memory.
 
-    What is gathered at a time is a unit. Wrap each layer, then the whole model: a wrapper leaves
-    out what wrappers inside it hold. Any optimizer that treats each element by itself works on
-    `.parameters()`. A norm over all gradients needs a sum over the ranks. Parameters and buffers
-    start as rank 0's; buffers stay whole and are not synchronised again. All ranks must call the
-    units in the same order. Under `torch.utils.checkpoint` pass `reshard_after_forward=False`: the
-    checkpoint, which must be around the unit, itself drops what was gathered.
+    What is gathered at a time is a unit. Wrap each layer, then the whole model:
+    a wrapper leaves out what wrappers inside it hold. Parameters and buffers
+    start as rank 0's; buffers stay whole and are not synchronised again. To
+    load a whole state, load it into the module before it is wrapped. All ranks
+    must call the units in the same order. Under `torch.utils.checkpoint`, which
+    must be around the unit and itself drops what was gathered, pass
+    `reshard_after_forward=False`. Communication is not overlapped: torch's
+    `fully_shard` gathers the next unit while this one computes.
 
-    Communication waits. torch's `fully_shard` gathers the next unit while this one computes.
+    A rank sees its part of the gradients only. Any optimizer works that treats
+    each element by itself. A norm needs a sum over the ranks. A plain
+    `GradScaler` would see an infinite gradient on one rank and step on the
+    others: use `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`.
+    Autocast makes copies of the weights that live until backward, as under DDP:
+    2 bytes for each parameter that bfloat16 or float16 products use.
 
-    Raises `RuntimeError` without a process group; `ValueError` if the ranks pass different modules,
-    if there is no parameter, if a parameter is in another unit already, or if the parameters of a
-    unit differ in dtype, device or `requires_grad`.
+    Raises `RuntimeError` without a process group; `ValueError` if the ranks
+    pass different modules, if there is no parameter, if one is in another unit
+    already, or if those of a unit differ in dtype, device or `requires_grad`.
     """
 
     def __init__(
@@ -70,166 +88,167 @@ class FullyShardedModule(nn.Module):
     ) -> None:
         super().__init__()
         check_group(process_group)
-        if isinstance(module, FullyShardedModule):
-            raise ValueError("the module is wrapped in FullyShardedModule already: wrap it once")
         verify_replicas(module, process_group, values=False)
-        self.module = module
+        self._wrapped = module
         self.process_group = process_group
         self.reshard_after_forward = reshard_after_forward
         self._world_size = dist.get_world_size(process_group)
-        self._rank = dist.get_rank(process_group)
-        self._bytes_sent = 0
         self._whole: Tensor | None = None
-        self._flat = FlatParameters(module, self._world_size, skip=FullyShardedModule)
-        if next(module.parameters(), None) is None:
-            raise ValueError(f"{type(module).__name__} has no parameter: there is nothing to shard")
-        self.shard = self._take_shard()
-        for buffer in module.buffers():
-            dist.broadcast(buffer, group=process_group, group_src=0)
+        self._slots: list[Slot] = []
+        self.shard = self._take_parameters()
+        if next(self.parameters(), None) is None:
+            raise ValueError(f"{type(module).__name__} has no parameter")
+        broadcast_coalesced(list(module.buffers()), process_group)
 
-    def _take_shard(self) -> nn.Parameter | None:
-        """This rank's part of rank 0's parameters; None if all of them are in units inside."""
-        if not self._flat.slots:
+    @property
+    def module(self) -> nn.Module:
+        """What was wrapped."""
+        return self._wrapped
+
+    def _take_parameters(self) -> nn.Parameter | None:
+        """This rank's part of rank 0's; None if units inside hold all."""
+        slots: dict[nn.Parameter, Slot] = {}
+        for path, owner, name, parameter in _own_parameters(self.module):
+            _check(path + name, parameter, next(iter(slots), parameter))
+            slot = slots.setdefault(parameter, Slot(parameter.shape, []))
+            slot.places.append((path, owner, name))
+        if not slots:
             return None
-        requires_grad = self._flat.requires_grad
-        whole = self._flat.take()
-        dist.broadcast(whole, group=self.process_group, group_src=0)
-        return nn.Parameter(self._own_part(whole).clone(), requires_grad)
+        whole = torch.cat([each.detach().reshape(-1) for each in slots])
+        whole = F.pad(whole, (0, -len(whole) % self._world_size))
+        broadcast_coalesced([whole], self.process_group)
+        for parameter, slot in slots.items():
+            setattr(parameter, IN_UNIT, True)
+            for _, owner, name in slot.places:
+                setattr(owner, IN_UNIT, True)
+                owner._parameters.pop(name, None)
+        self._slots = list(slots.values())
+        self._place(None)
+        own = whole.chunk(self._world_size)[dist.get_rank(self.process_group)]
+        return nn.Parameter(own.clone(), next(iter(slots)).requires_grad)
 
-    def _own_part(self, whole: Tensor) -> Tensor:
-        return whole.chunk(self._world_size)[self._rank]
+    def _place(self, whole: Tensor | None) -> None:
+        """Give the modules their parts of `whole`, or None, as attributes."""
+        nothing = [None] * len(self._slots)
+        views = nothing if whole is None else self._split(whole)
+        for slot, view in zip(self._slots, views, strict=True):
+            for _, owner, name in slot.places:
+                setattr(owner, name, view)
 
-    # Forward and backward
+    def _split(self, whole: Tensor) -> list[Tensor]:
+        """A view per slot; one split, so that backward builds one gradient."""
+        sizes = [slot.shape.numel() for slot in self._slots]
+        *views, _ = whole.split([*sizes, len(whole) - sum(sizes)])
+        slots = zip(views, self._slots, strict=True)
+        return [view.view(slot.shape) for view, slot in slots]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.shard is None:
             return self.module(*args, **kwargs)
         self._whole = None
         whole = Gather.apply(self.shard, self)  # type: ignore[no-untyped-call]
-        self._flat.place(whole)
+        self._place(whole)
         try:
             with self._saving(whole, self.shard):
                 return self.module(*args, **kwargs)
         finally:
-            self._flat.place(None)
+            self._place(None)
 
     def gather(self) -> Tensor:
         """The whole flat vector of this unit. Every rank must call it."""
         assert self.shard is not None
-        shard = self.shard.detach()
-        whole = shard.new_empty(len(shard) * self._world_size)
-        self._bytes_sent += ring.all_gather_into_tensor(whole, shard, self.process_group)
+        whole = self.shard.new_empty(len(self.shard) * self._world_size)
+        chunks = whole.chunk(self._world_size)
+        ring.all_gather(chunks, self.shard, self.process_group)
         return whole
 
     def reduce_scatter(self, gradient: Tensor) -> Tensor:
-        """This rank's part of the mean of the ranks' gradients of the whole flat vector."""
+        """This rank's part of the mean gradient of the whole flat vector."""
         self._whole = None  # backward through this unit is over
-        gradient = gradient / self._world_size  # before the sum: float16 would overflow after it
-        own = torch.empty_like(self._own_part(gradient))
-        self._bytes_sent += ring.reduce_scatter_tensor(own, gradient, group=self.process_group)
+        chunks = gradient.chunk(self._world_size)
+        own = torch.empty_like(chunks[0])
+        ring.reduce_scatter(own, chunks, ring.AVG, self.process_group)
         return own
 
-    def _saving(self, whole: Tensor, shard: nn.Parameter) -> AbstractContextManager[Any]:
-        """Within it autograd remembers a `Piece` of `whole`, and does not keep `whole` alive."""
+    def _saving(
+        self, whole: Tensor, shard: nn.Parameter
+    ) -> AbstractContextManager[Any]:
+        """Within it autograd saves a `Piece` of `whole`, not `whole` itself."""
         if not (self.reshard_after_forward and shard.requires_grad):
             return nullcontext()
         address = whole.untyped_storage().data_ptr()
         version = shard._version
 
-        def pack(tensor: Tensor) -> Tensor | Piece:
-            if tensor.layout != torch.strided or tensor.untyped_storage().data_ptr() != address:
-                return tensor
-            return Piece(tensor.size(), tensor.stride(), int(tensor.storage_offset()), version)
+        def pack(saved: Tensor) -> Tensor | Piece:
+            strided = saved.layout == torch.strided
+            if not strided or saved.untyped_storage().data_ptr() != address:
+                return saved
+            offset = int(saved.storage_offset())
+            return Piece(saved.size(), saved.stride(), offset)
 
         def unpack(saved: Tensor | Piece) -> Tensor:
             if isinstance(saved, Tensor):
                 return saved
-            if saved.version != shard._version:
+            if version != shard._version:
                 raise RuntimeError(
-                    "the parameters of a FullyShardedModule changed between forward and backward: "
-                    "call backward before optimizer.step()"
+                    "the parameters of a FullyShardedModule changed between "
+                    "forward and backward: step after backward"
                 )
             if self._whole is None:
                 self._whole = self.gather()
-            return self._whole.as_strided(saved.size, saved.stride, saved.offset)
+            return self._whole.as_strided(*saved)
 
         return saved_tensors_hooks(pack, unpack)
 
-    # Counting, saving and loading
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent so far for this unit and for those inside it."""
-        units = (unit for unit in self.modules() if isinstance(unit, FullyShardedModule))
-        return sum(unit._bytes_sent for unit in units)
-
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:
-        """What `state_dict()` of the unwrapped module would be, in host memory, on every rank.
+        """The `state_dict()` of the unwrapped module, in host memory.
 
-        Every rank must call it. `state_dict()` itself has this rank's shards.
+        Every rank must call it, and gets it. `state_dict()` has its own shards.
         """
         shards = dict(self.named_parameters(remove_duplicate=False))
-        state = {
-            self._unwrapped(name): value.cpu() if isinstance(value, Tensor) else value
-            for name, value in self.state_dict().items()
-            if name not in shards
-        }
-        for path, unit in self._units():
-            whole = unit.gather().cpu()
-            for slot, tensor in zip(unit._flat.slots, unit._flat.split(whole), strict=True):
-                state.update({self._unwrapped(path + name): tensor.clone() for name in slot.places})
-        return state
-
-    @torch.no_grad()
-    def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take this rank's part of what `full_state_dict()` or the unwrapped module returned.
-
-        Raises `ValueError`, and changes nothing, if a name is missing or unknown, or for a shape
-        that differs.
-        """
-        shards = dict(self.named_parameters(remove_duplicate=False))
-        others = {self._unwrapped(name): name for name in self.state_dict() if name not in shards}
-        shapes = {
-            self._unwrapped(path + name): slot.shape
-            for path, unit in self._units()
-            for slot in unit._flat.slots
-            for name in slot.places
-        }
-        _check_state(state, {**dict.fromkeys(others), **shapes})
-        self.load_state_dict({name: state[key] for key, name in others.items()}, strict=False)
-        for path, unit in self._units():
-            assert unit.shard is not None
-            names = [self._unwrapped(path + next(iter(s.places))) for s in unit._flat.slots]
-            whole = unit._flat.flatten([state[name] for name in names])
-            unit.shard.copy_(unit._own_part(whole))
-
-    def _units(self) -> "Iterator[tuple[str, FullyShardedModule]]":
-        """The units that hold parameters, with the path to the module that each wraps."""
-        for name, module in self.named_modules(remove_duplicate=False):
-            if isinstance(module, FullyShardedModule) and module.shard is not None:
-                yield f"{name}.module.".removeprefix("."), module
-
-    def _unwrapped(self, name: str) -> str:
-        """The name of a parameter or buffer without the wrappers on the way to it."""
-        module: nn.Module = self
-        kept = []
-        *path, last = name.split(".")
-        for part in path:
-            if not isinstance(module, FullyShardedModule):
-                kept.append(part)
-            module = module.get_submodule(part)
-        return ".".join([*kept, last])
+        state = {k: v for k, v in self.state_dict().items() if k not in shards}
+        for path, unit in self.named_modules(remove_duplicate=False):
+            if isinstance(unit, FullyShardedModule) and unit.shard is not None:
+                views = unit._split(unit.gather().cpu())
+                for slot, view in zip(unit._slots, views, strict=True):
+                    for inner, _, name in slot.places:
+                        state[f"{path}.{inner}{name}"] = view.clone()
+        return {_unwrapped(k): to_host(value) for k, value in state.items()}
 
 
-def _check_state(state: Mapping[str, Any], expected: Mapping[str, torch.Size | None]) -> None:
-    if missing := sorted(expected.keys() - state.keys()):
-        raise ValueError(f"the state lacks {', '.join(map(repr, missing))}")
-    if unknown := sorted(state.keys() - expected.keys()):
-        raise ValueError(f"the state has {', '.join(map(repr, unknown))}, which the module lacks")
-    for name, shape in expected.items():
-        if shape is not None and state[name].shape != shape:
+def _unwrapped(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(part for part in parts if part not in ("", "_wrapped"))
+
+
+def _own_parameters(
+    module: nn.Module, path: str = ""
+) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Every place of a parameter that no unit inside holds."""
+    if hasattr(module, IN_UNIT):
+        raise ValueError(
+            f"{type(module).__name__} {path[:-1]!r} is in another unit "
+            "already: use that unit in every place of the module"
+        )
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield path, module, name, parameter
+    for name, child in module._modules.items():
+        if child is not None and not isinstance(child, FullyShardedModule):
+            yield from _own_parameters(child, f"{path}{name}.")
+
+
+def _check(name: str, parameter: nn.Parameter, first: nn.Parameter) -> None:
+    if hasattr(parameter, IN_UNIT):
+        raise ValueError(
+            f"parameter {name!r} is tied to one that is in another unit "
+            "already: wrap both places of a tied parameter in the same unit"
+        )
+    for field in ("dtype", "device", "requires_grad"):
+        own, wanted = getattr(parameter, field), getattr(first, field)
+        if own != wanted:
             raise ValueError(
-                f"the state has {name!r} of shape {tuple(state[name].shape)}, "
-                f"the module of shape {tuple(shape)}"
+                f"parameter {name!r} has {field}={own}, the unit's first has "
+                f"{field}={wanted}: wrap its layer as a unit of its own"
             )
