@@ -25,8 +25,7 @@ from torch.utils.data import DistributedSampler as TorchSampler
 
 import miniddp
 from book import FOREGROUND, MUTED, data_dir, figure, provenance, record, show_ranks, table
-from miniddp.batches import build_loader, to_device
-from miniddp.data import collate, encode, load_mrpc
+from miniddp.data import build_loader, collate, encode, load_mrpc, to_device
 from miniddp.launch import RanksTimedOut
 from miniddp.model import load_model, load_tokenizer
 from miniddp.options import Options

@@ -7,6 +7,7 @@
 # its wrappers take turns, and a training is killed and resumed.
 
 # %% name="setup"
+import functools
 import logging
 import os
 import statistics
@@ -21,18 +22,17 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
-import miniddp
+import miniddp.train
 from book import data_dir, figure, provenance, record, table
-from instruments.clock import clock
+from instruments.clock import SyncClock, clock
 from miniddp import SimpleDDP
-from miniddp.batches import batches, build_data, build_loader
+from miniddp.checkpoint import read_state
+from miniddp.data import batches, build_loader, load_data
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model
 from miniddp.process import device
-from miniddp.schedule import build_optimizer
-from miniddp.state_file import read_state
-from miniddp.train import Options, Result, train, train_step
-from miniddp.training_step import TrainingStep
+from miniddp.train import Options, Result, build_optimizer, train
+from miniddp.training_step import WRAPPERS, train_step
 
 WORLD_SIZES = [1, 2]
 JOINED_BATCH = 16
@@ -94,13 +94,12 @@ table(
             f"{ranks} {'process' if ranks == 1 else 'ranks'}",
             JOINED_BATCH // ranks,
             f"{result.samples_per_second:.1f}",
-            f"{100 * result.sync_share:.1f} %",
             f"{result.accuracy:.3f}",
         ]
         for ranks, result in results.items()
     ],
-    ["run", "pairs per rank", "pairs per second", "share of synchronisation", "test accuracy"],
-    "lrrrr",
+    ["run", "pairs per rank", "pairs per second", "test accuracy"],
+    "lrrr",
 )
 
 # %% name="throughput-values"
@@ -108,7 +107,6 @@ record(
     samples_per_second_1=one.samples_per_second,
     samples_per_second_2=two.samples_per_second,
     speedup=two.samples_per_second / one.samples_per_second,
-    sync_share_2=two.sync_share,
 )
 
 # %% [markdown]
@@ -126,8 +124,8 @@ STEPS_OF_A_ROUND = 8
 def loop(rank: int, options: Options) -> dict[bool, tuple[float, float]]:
     """Median seconds per step and the largest difference between the ranks' weights."""
     miniddp.set_seed(0)
-    data, _, tokenizer, _ = build_data(options)
-    todo = [micro for (micro,) in batches(build_loader(data, tokenizer, options), options)]
+    data, _, tokenizer, _ = load_data(options)
+    todo = list(batches(build_loader(data, tokenizer, options), options))
     times: dict[bool, list[float]] = {True: [], False: []}
     models = {}
     for synchronised in times:
@@ -194,26 +192,39 @@ NAMES = ["simple", "miniddp", "torch"]
 
 def compare(rank: int, options: Options) -> dict[str, tuple[float, float, float]]:
     """Median milliseconds of a step, median share of waiting, last loss; for each wrapper."""
-    data, _, tokenizer, _ = build_data(options)
+    data, _, tokenizer, _ = load_data(options)
     todo = list(batches(build_loader(data, tokenizer, options), options))[:20]
-    steps, history = {}, {name: [] for name in NAMES}
+    trained, waited = {}, {name: [] for name in NAMES}
+    seconds, losses = {name: [] for name in NAMES}, {}
     for name in NAMES:
         miniddp.set_seed(0)
         module = load_model(options.model, pretrained=False).to(device())
+        own = SyncClock(module)  # before the wrapper: it notes the rank's own last gradient
         optimizer, _ = build_optimizer(module, options)
-        steps[name] = TrainingStep(module, optimizer, name)
+        note = functools.partial(note_wait, own, waited[name])
+        optimizer.register_step_pre_hook(note)
+        trained[name] = WRAPPERS[name](module), optimizer
     for micro_batches in todo:
-        for name, step in steps.items():
+        for name, (model, optimizer) in trained.items():
             dist.barrier()
-            history[name].append(step(micro_batches))
+            start = clock()
+            losses[name] = train_step(model, optimizer, micro_batches)
+            seconds[name].append(clock() - start)
     return {
         name: (
-            statistics.median(1e3 * step.seconds for step in taken[2:]),
-            statistics.median(100 * step.sync_seconds / step.seconds for step in taken[2:]),
-            taken[-1].loss.item(),
+            statistics.median(1e3 * s for s in seconds[name][2:]),
+            statistics.median(
+                100 * w / s for w, s in zip(waited[name][2:], seconds[name][2:], strict=True)
+            ),
+            losses[name].item(),
         )
-        for name, taken in history.items()
+        for name in NAMES
     }
+
+
+def note_wait(own: SyncClock, waited: list[float], *_: object) -> None:
+    """The optimizer is about to step, so the gradients are averaged: how long did that take?"""
+    waited.append(own.seconds())
 
 
 compared = miniddp.run_ranks(compare, 2, replace(plain, model="5m"), timeout=300)[0]
@@ -265,17 +276,16 @@ LENGTH, EVERY, DEATH = 24, 8, 14
 def train_quietly(rank: int, options: Options, dies_at: int | None = None) -> Result:
     logging.disable()
     if rank == 1 and dies_at:
-        taken = TrainingStep.__call__
         count = 0
 
-        def die(step, *arguments):
+        def die(*arguments, **options):
             nonlocal count
             count += 1
             if count == dies_at:
                 os._exit(9)
-            return taken(step, *arguments)
+            return train_step(*arguments, **options)
 
-        TrainingStep.__call__ = die
+        miniddp.train.train_step = die
     return train(options)
 
 

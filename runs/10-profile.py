@@ -41,7 +41,8 @@ from instruments.trace import Trace, read_trace
 from miniddp.data import collate, encode, load_mrpc
 from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
-from miniddp.training_step import TrainingStep
+from miniddp.training_step import WRAPPERS
+from miniddp.training_step import train_step as take_step
 
 warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # see acc_events below
 WORLD_SIZE = 2
@@ -89,13 +90,13 @@ def profiled_training(
     """Train; returns this rank's trace of steps 8 to 12."""
     module = build()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
-    step = TrainingStep(module, optimizer, wrapper)
+    model = WRAPPERS[wrapper](module)
     with Profiler(folder, all_ranks=True) as profiler:
         for number in range(STEPS):
             with region("load_batch"):
                 batch = load_batch(number, rank)
                 time.sleep(load_seconds[rank])
-            step([batch])
+            take_step(model, optimizer, [batch])
             profiler.step()
     return profiler.traces[0]
 

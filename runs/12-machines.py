@@ -30,14 +30,16 @@ from torch import Tensor, nn
 
 import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks, table
+from instruments.clock import SyncClock, clock
 from miniddp import checkpoint
-from miniddp.command_line import parse_options
+from miniddp.checkpoint import CheckpointError, read_state
 from miniddp.data import collate, encode, load_mrpc
 from miniddp.launch import RanksFailed, RanksTimedOut
 from miniddp.model import load_model, load_tokenizer
+from miniddp.options import parse_options
 from miniddp.process import destroy_process_group, device, init_process_group
-from miniddp.state_file import CheckpointError, read_state
-from miniddp.train import Options, train, train_step
+from miniddp.train import train
+from miniddp.training_step import train_step
 
 RANKS_PER_NODE = 2
 provenance(device=device(), world_size=[3, 4], backend="gloo")
@@ -179,7 +181,7 @@ assert all(first[number] == second[number] for number in repeated), "the same, b
 
 def train_undisturbed(rank: int) -> None:
     logging.disable()
-    train(parse_options(Options, "train", None, [*options, "--checkpoint", str(undisturbed)]))
+    train(parse_options([*options, "--checkpoint", str(undisturbed)]))
 
 
 undisturbed = folder / "undisturbed"
@@ -317,7 +319,7 @@ cut_off.write_bytes(whole.read_bytes()[:20_000])
 for path in (cut_off, whole):
     answers = miniddp.run_ranks(try_to_load, 3, path)
     assert len(set(answers)) == 1, "all ranks say the same"
-    assert "is cut off" in answers[0] or "saved on 2 ranks, now there are 3" in answers[0]
+    assert "is damaged" in answers[0] or "saved on 2 ranks, now there are 3" in answers[0]
     print(textwrap.fill(answers[0], 80, subsequent_indent="  "))
 
 # %% [markdown]
@@ -581,13 +583,19 @@ batch: dict[str, Tensor] = collate(encode(pairs.select(range(4)), tokenizer, 128
 def measure(rank: int, slow: bool, steps: int) -> tuple[float, float]:
     """Medians over the steps: seconds of own work, seconds in the synchronisation."""
     miniddp.set_seed(0)
-    model = miniddp.SimpleDDP(load_model("tiny", pretrained=False).to(device()))
+    module = load_model("tiny", pretrained=False).to(device())
+    last_gradient = SyncClock(module)
+    model = miniddp.SimpleDDP(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    waited, own = [], []
+    optimizer.register_step_pre_hook(lambda *_: waited.append(last_gradient.seconds()))
     if slow and rank == 1:
-        model.module.register_forward_pre_hook(lambda *_: time.sleep(SLEEP))
-    taken = [train_step(model, optimizer, batch) for _ in range(steps)][1:]
-    own = statistics.median(step.seconds - step.sync_seconds for step in taken)
-    return own, statistics.median(step.sync_seconds for step in taken)
+        module.register_forward_pre_hook(lambda *_: time.sleep(SLEEP))
+    for _ in range(steps):
+        start = clock()
+        train_step(model, optimizer, [batch])
+        own.append(clock() - start - waited[-1])
+    return statistics.median(own[1:]), statistics.median(waited[1:])
 
 
 even, uneven = (miniddp.run_ranks(measure, 3, slow, 8) for slow in (False, True))

@@ -8,34 +8,33 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import miniddp.train as training
-from miniddp import SimpleDDP
-from miniddp.batches import Batch
-from miniddp.report import Step
-from miniddp.train import train_step
+from miniddp.job import run
+from miniddp.training_step import train_step
 
 ACCIDENT_STEP = 13
 folder = Path(sys.argv[sys.argv.index("--checkpoint") + 1])
 rank = int(os.environ["RANK"])
 
 
-def step_with_accident(model: SimpleDDP, optimizer: torch.optim.Optimizer, batch: Batch) -> Step:
-    step = train_step(model, optimizer, batch)
+def step_with_accident(
+    model: Any, optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any
+) -> torch.Tensor:
+    loss = train_step(model, optimizer, *arguments, **options)
     number = int(optimizer.state[next(model.parameters())]["step"])
     if rank == 0:
         with (folder / "steps.txt").open("a") as file:
-            file.write(f"{number} {step.loss.item()!r}\n")
+            file.write(f"{number} {loss.item()!r}\n")
     happened = folder / "accident"
     if rank == 1 and number == ACCIDENT_STEP and not happened.exists():
         happened.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return step
+    return loss
 
 
 training.train_step = step_with_accident
-training.main()
-sys.stdout.flush()
-os._exit(0)  # now: a restart after a crash in Python's own exit would find nothing left to do
+run(training.main)

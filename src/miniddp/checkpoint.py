@@ -1,170 +1,231 @@
-"""Checkpoints of data-parallel training: saved whole or not at all, continued bit for bit.
+"""Checkpoints: saved whole or not at all, continued bit for bit.
 
     path = latest("checkpoints")
-    step = load(path, shared, local).step if path else 0
+    step = load(path, shared, local)[0] if path else 0
     ...
-    save("checkpoints", step, shared={"model": model, "optimizer": optimizer}, local={"sampler": s})
+    save("checkpoints", step, {"model": model}, {"sampler": sampler})
 
-What is the same on every rank is `shared` and rank 0's is kept; what differs is `local` and every
-rank's is kept, with its random state. All of it is in one file that rank 0 writes, so that there
-is never a part of a checkpoint. Every function is called by all ranks of the process group, and
-every error is raised on all of them.
+What is alike on every rank is `shared`, and rank 0's is saved. What differs is
+`local`: every rank's is saved, and its random state. One file holds it all, so
+that there is never a part of a checkpoint: tensors as safetensors, the rest as
+JSON in the header, beside a SHA-256 of the file. Reading it executes nothing.
+All ranks call these functions, and an error of one is raised on all.
 """
 
+import hashlib
+import json
 import logging
+import os
+import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+import safetensors.torch
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor, is_complex, nn
 
-from miniddp.agree import Group, gather, on_every_rank, on_rank_0
 from miniddp.process import check_group
-from miniddp.random_state import check_random_state, random_state, set_random_state
-from miniddp.state_file import CheckpointError, read_state, write_state
+from miniddp.together import Group, first_rank, from_rank_0, succeed_together
 
 logger = logging.getLogger(__name__)
+NO_DIGEST = b"0" * 64  # in the digest's place, while it is computed
+EMPTY: Mapping[str, Any] = {}
+DAMAGE = (LookupError, RuntimeError, TypeError, ValueError, SafetensorError)
 
 
-class Restored(NamedTuple):
-    """What `load` read: the step after which it was saved, on how many ranks, and `extra`."""
-
-    step: int
-    world_size: int
-    extra: Any
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written or used: which, where and why."""
 
 
 def save(
     folder: str | Path,
     step: int,
     shared: Mapping[str, Any],
-    local: Mapping[str, Any] | None = None,
+    local: Mapping[str, Any] = EMPTY,
     extra: Any = None,
     keep: int | None = None,
     process_group: Group = None,
 ) -> Path:
-    """Write `folder/step-<step>.safetensors` after so many steps, in place of an older such file.
+    """Write `folder/step-<step>.safetensors`; leave `keep` of those up to it.
 
-    `shared` (model, optimizer, scheduler, …) and `local` (the sampler) map names to objects with a
-    `state_dict()`, or to states. Pass the module itself, not its wrapper, and as `local` if its
-    buffers differ from rank to rank (BatchNorm, unless DDP broadcasts them). `extra` is plain data,
-    such as the options. With `keep`, only the last so many of the checkpoints up to this step
-    stay.
+    `shared` and `local` map names to objects with a `state_dict()`, or to
+    states. Pass the module, not its wrapper; as `local` if its buffers differ
+    from rank to rank. `extra` is plain data, such as the options.
 
-    Raises `CheckpointError` if the file cannot be written, such as on a full disk. The checkpoints
-    that were there before are then intact.
+    Raises `CheckpointError` if that fails, such as on a full disk: those that
+    were there before are then whole.
     """
     check_group(process_group)
     if step < 0 or (keep is not None and keep < 1):
-        raise ValueError(f"step must be at least 0 and keep at least 1, not {step} and {keep}")
-    mine = on_every_rank(
-        lambda: (_states(local or {}), random_state()), CheckpointError, process_group
+        raise ValueError(f"step must be >= 0 and keep >= 1: {step}, {keep}")
+    path = Path(folder) / f"step-{step:08d}.safetensors"
+    where = f"cannot save step {step} in {folder}: "
+    mine = succeed_together(
+        lambda: _on_cpu([_states(local), random_state()]),
+        *(CheckpointError, process_group, where),
     )
-    ranks = gather(mine, process_group)
+    first = dist.get_rank(process_group) == 0
+    ranks = [None] * dist.get_world_size(process_group) if first else None
+    dist.gather_object(mine, ranks, first_rank(process_group), process_group)
 
     def write() -> Path:
-        path = Path(folder) / f"step-{step:08d}.safetensors"
-        state = {"step": step, "ranks": ranks, "shared": _states(shared), "extra": extra}
         path.parent.mkdir(parents=True, exist_ok=True)
-        for unfinished in path.parent.glob("step-*.safetensors.unfinished"):
+        for unfinished in path.parent.glob("step-*.unfinished"):
             unfinished.unlink()  # of a process that was killed
-        write_state(path, state)
+        state = {"step": step, "shared": _states(shared), "ranks": ranks}
+        write_state(path, {**state, "extra": extra})
+        if keep is not None:
+            _remove_old(path, keep)
         return path
 
-    path = on_rank_0(
-        write, CheckpointError, process_group, f"cannot save step {step} in {folder}: "
-    )
-    if keep is not None and dist.get_rank(process_group) == 0:
-        _remove(_steps(path.parent), step, keep)
-    return path
+    return from_rank_0(write, CheckpointError, process_group, where)
 
 
 def load(
     path: str | Path,
     shared: Mapping[str, Any],
-    local: Mapping[str, Any] | None = None,
-    shared_only: bool = False,
+    local: Mapping[str, Any] = EMPTY,
     process_group: Group = None,
-) -> Restored:
-    """Hand the states in rank 0's `path` to the `load_state_dict` of the objects, on every rank.
+) -> tuple[int, Any]:
+    """Restore the objects from rank 0's `path`; returns step and `extra`.
 
-    Then restore each rank's random state, so that training goes on bit for bit. `shared_only`
-    leaves `local` and the random states as they are: for another world size, or to evaluate.
-    Give a `DataLoader` a `generator` of its own: without one, each new iterator draws a number from
-    torch's random state, and a resume in the middle of an epoch makes one more of them.
+    Every rank's random state is restored too. Give a `DataLoader` a `generator`
+    of its own: else a resume within an epoch draws one random number more.
 
-    Raises `CheckpointError` for a file that is missing, foreign, cut off, damaged or not the same
-    on all ranks; if a state is missing or does not fit its object; and, unless `shared_only`, if
-    it was saved on another number of ranks or another kind of device. Modules are checked before
-    any object is changed.
+    Raises `CheckpointError` for a file that is missing, foreign, damaged, not
+    the same on all ranks or of another number of ranks or kind of device; and
+    for a state that does not fit: of a module, before anything is changed.
     """
     check_group(process_group)
-    path = on_rank_0(lambda: Path(path), CheckpointError, process_group)
-    local = {} if shared_only or local is None else local
-    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    state, digest = on_every_rank(lambda: read_state(path), CheckpointError, process_group)
+    rank = dist.get_rank(process_group)
+    world_size = dist.get_world_size(process_group)
+    path = from_rank_0(lambda: Path(path), CheckpointError, process_group)
+    state, digest = succeed_together(
+        lambda: read_state(path), CheckpointError, process_group
+    )
     digests = [""] * world_size
     dist.all_gather_object(digests, digest, group=process_group)
 
-    def check() -> Any:
-        if len(set(digests)) > 1:
-            raise CheckpointError(f"{path} is not the same file on every rank")
-        if not isinstance(state, dict) or set(state) != {"step", "ranks", "shared", "extra"}:
-            raise CheckpointError(f"{path} is no checkpoint of a training")
-        _check_fits(path, shared, state["shared"])
-        if shared_only:
-            return None
-        if len(state["ranks"]) != world_size:
-            raise CheckpointError(
-                f"{path} was saved on {len(state['ranks'])} ranks, now there are {world_size}: "
-                "their random states and places in the data cannot be continued; "
-                f"shared_only=True goes on with {', '.join(shared)} alone"
-            )
-        states, random_numbers = state["ranks"][rank]
-        _check_fits(path, local, states)
-        check_random_state(random_numbers)
-        return states, random_numbers
-
-    mine = on_every_rank(check, CheckpointError, process_group)
-
     def restore() -> None:
-        for name, target in shared.items():
-            target.load_state_dict(state["shared"][name])
-        if mine is not None:
-            for name, target in local.items():
-                target.load_state_dict(mine[0][name])
-            set_random_state(mine[1])
+        if len(set(digests)) > 1:
+            raise ValueError("it is not the same file on every rank")
+        if not isinstance(state, dict) or "ranks" not in state:
+            raise ValueError("it is no checkpoint of a training")
+        if len(state["ranks"]) != world_size:
+            before = len(state["ranks"])
+            raise ValueError(
+                f"saved on {before} ranks, now there are {world_size}: the "
+                f"random states and places in the data are those of {before}"
+            )
+        own, numbers = state["ranks"][rank]
+        if (numbers[-1] is None) == torch.cuda.is_available():
+            raise ValueError("its random states are not of a device like this")
+        objects, states = {**shared, **local}, {**state["shared"], **own}
+        _check_fits(objects, states)
+        for name, target in objects.items():
+            target.load_state_dict(states[name])
+        set_random_state(numbers)
 
-    on_every_rank(restore, CheckpointError, process_group, f"{path} does not fit: ")
-    return Restored(state["step"], len(state["ranks"]), state["extra"])
+    where = f"cannot load {path}: "
+    succeed_together(restore, CheckpointError, process_group, where)
+    return state["step"], state["extra"]
 
 
 def latest(folder: str | Path, process_group: Group = None) -> Path | None:
-    """Rank 0's newest checkpoint that is whole, or None if there is none at all.
+    """Rank 0's newest checkpoint that is whole; None if there is none at all.
 
-    A damaged one is named in a warning and the one before it is taken. If there are only damaged
-    ones, that is a `CheckpointError`: training must not begin anew without anyone noticing.
+    A damaged one is named in a warning and the one before it is taken. Only
+    damaged ones are a `CheckpointError`: else training would begin anew.
     """
     check_group(process_group)
 
     def newest() -> Path | None:
-        damage: list[str] = []
-        for _, path in reversed(_steps(Path(folder))):
+        damage = None
+        for path in reversed(_checkpoints(Path(folder))):
             try:
                 read_state(path)
+                return path
             except CheckpointError as error:
-                damage.append(str(error))
-                continue
-            for reason in damage:
-                logger.warning("skipped a checkpoint: %s; going on from %s", reason, path.name)
-            return path
+                logger.warning("skipped a checkpoint: %s", error)
+                damage = damage or error
         if damage:
-            raise CheckpointError(f"no checkpoint in {folder} can be used: {damage[0]}")
+            raise CheckpointError(f"no whole checkpoint in {folder}: {damage}")
         return None
 
-    return on_rank_0(newest, CheckpointError, process_group)
+    return from_rank_0(newest, CheckpointError, process_group)
+
+
+def write_state(path: Path, state: Any) -> None:
+    """Write so that `path` is the new file or, if anything fails, as before.
+
+    A state is a tensor, None, bool, int, float, str, or a list, tuple or
+    dictionary of states. Raises `CheckpointError` for anything else, `OSError`
+    if writing fails.
+    """
+    tensors: dict[str, Tensor] = {}
+    structure = json.dumps(_encode(state, "state", tensors))
+    header = {"state": NO_DIGEST.decode() + structure}
+    data = safetensors.torch.save(tensors, header)
+    digest = hashlib.sha256(data).hexdigest().encode()
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data.replace(NO_DIGEST, digest, 1))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    names = os.open(path.parent, os.O_RDONLY)  # the new name, to the disk too
+    os.fsync(names)
+    os.close(names)
+
+
+def read_state(path: Path) -> tuple[Any, str]:
+    """The state in a file, on the CPU, and the file's digest.
+
+    Raises `CheckpointError` if it is missing, foreign or damaged in any byte.
+    """
+    try:
+        data = path.read_bytes()
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        text = header["__metadata__"]["state"]
+        digest, structure = text[:64], text[64:]
+        blank = data.replace(digest.encode(), NO_DIGEST, 1)
+        if hashlib.sha256(blank).hexdigest() == digest:
+            tensors = safetensors.torch.load(data)
+            return _decode(json.loads(structure), tensors), digest
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is another")
+    except CheckpointError:
+        raise
+    except OSError as error:
+        reason = f"cannot read {path}: {error.strerror}"
+        raise CheckpointError(reason) from error
+    except DAMAGE as error:
+        raise CheckpointError(f"{path} is no checkpoint") from error
+
+
+def random_state() -> tuple[Any, ...]:
+    """Of Python's, NumPy's and torch's generators, and this rank's GPU's."""
+    name, keys, *rest = np.random.get_state()
+    numpy = (name, np.asarray(keys).tolist(), *rest)
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return random.getstate(), numpy, torch.get_rng_state(), gpu
+
+
+def set_random_state(state: tuple[Any, ...]) -> None:
+    """Go on from a `random_state()` of the same kind of device."""
+    python, numpy, cpu, gpu = state
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu)
 
 
 def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,39 +235,84 @@ def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_fits(path: Path, objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Name the first object without a state, or tensor of a module that differs."""
+def _on_cpu(state: Any) -> Any:
+    """A copy to send: a GPU's tensors would be rebuilt on that GPU."""
+    tensors: dict[str, Tensor] = {}
+    return _decode(_encode(state, "state", tensors), tensors)
+
+
+def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON for a value. Copies of its tensors go into `tensors`, by name."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list():
+            numbered = enumerate(value)
+            return [_encode(v, f"{name}.{i}", tensors) for i, v in numbered]
+        case tuple():
+            return {"tuple": _encode(list(value), name, tensors)}
+        case dict():
+            keys = _encode(list(value), f"{name}, keys", tensors)
+            items = value.items()
+            parts = [_encode(v, f"{name}.{k}", tensors) for k, v in items]
+            return {"keys": keys, "values": parts}
+        case Tensor(layout=torch.strided, is_meta=False) if not is_complex(
+            value
+        ):
+            while name in tensors:
+                name += "'"
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            return {"tensor": name}
+    kind = type(value).__name__
+    if isinstance(value, Tensor):
+        kind += f" of {value.layout}, {value.dtype}, on {value.device}"
+    raise CheckpointError(f"{name} cannot be saved: it is a {kind}")
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    match value:
+        case list():
+            return [_decode(part, tensors) for part in value]
+        case {"tuple": parts}:
+            return tuple(_decode(parts, tensors))
+        case {"keys": keys, "values": parts}:
+            pairs = zip(_decode(keys, tensors), parts, strict=True)
+            return {key: _decode(part, tensors) for key, part in pairs}
+        case {"tensor": name}:
+            return tensors[name]
+    return value
+
+
+def _check_fits(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Name a state that is missing, or a module's tensor that differs."""
+    if missing := objects.keys() - states.keys():
+        raise ValueError(f"no {min(missing)!r} in it, only {sorted(states)}")
     for name, target in objects.items():
-        if name not in states:
-            raise CheckpointError(f"{path} has no state {name!r}, it has {sorted(states)}")
-        if not isinstance(target, torch.nn.Module):
-            continue
-        own, saved = (
-            {key: tuple(getattr(value, "shape", ())) for key, value in tensors.items()}
-            for tensors in (target.state_dict(), states[name])
-        )
-        for key in [*own, *saved]:
-            if own.get(key) != saved.get(key):
-                raise CheckpointError(
-                    f"{path} does not fit: {key!r} of {name!r} has shape "
-                    f"{saved.get(key, 'missing')} in it, {own.get(key, 'missing')} here"
-                )
+        if isinstance(target, nn.Module):
+            here, saved = _shapes(target.state_dict()), _shapes(states[name])
+            if different := here.items() ^ saved.items():
+                key = min(different)[0]
+                shapes = f"{saved.get(key)} in it, {here.get(key)} here"
+                raise ValueError(f"{key!r} of {name!r} has shape {shapes}")
 
 
-def _steps(folder: Path) -> list[tuple[int, Path]]:
-    """The finished checkpoints of a folder with their steps, the oldest first."""
-    found = []
-    for path in folder.glob("step-*.safetensors"):
-        if match := re.fullmatch(r"step-(\d{8,})", path.stem):
-            found.append((int(match[1]), path))
-    return sorted(found)
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(getattr(v, "shape", ())) for key, v in state.items()}
 
 
-def _remove(checkpoints: list[tuple[int, Path]], step: int, keep: int) -> None:
-    """Remove those before `step` of which, with that of `step`, there are more than `keep`."""
-    older = [path for number, path in checkpoints if number < step]
-    for path in older[: len(older) + 1 - keep]:
+def _checkpoints(folder: Path) -> list[Path]:
+    """The finished checkpoints, the oldest first."""
+    found = folder.glob("step-*.safetensors")
+    named = [path for path in found if re.fullmatch(r"step-\d{8,}", path.stem)]
+    return sorted(named, key=lambda path: (len(path.name), path.name))
+
+
+def _remove_old(newest: Path, keep: int) -> None:
+    """Leave `keep` of the checkpoints up to `newest`."""
+    steps = _checkpoints(newest.parent)
+    for path in steps[: max(0, steps.index(newest) + 1 - keep)]:
         try:
             path.unlink()
         except OSError as error:
-            logger.warning("cannot remove the old checkpoint %s: %s", path, error.strerror)
+            reason = error.strerror
+            logger.warning("cannot remove the old %s: %s", path, reason)

@@ -1,191 +1,230 @@
-"""Pairs of sentences that mean the same or not: MRPC, or a small sample of the same form."""
+"""MRPC, pairs of sentences that mean the same or not, as batches of a rank."""
 
 import functools
+import hashlib
+import json
 import logging
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from miniddp.hub import from_hub
+from miniddp.model import load_tokenizer
+from miniddp.options import Options
+from miniddp.process import device, get
+from miniddp.sampler import DistributedSampler
+from miniddp.together import succeed_together
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 DATASET_ID = "nyu-mll/glue"
 DATASET_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
-COLUMNS = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
-LABELS = ("not_equivalent", "equivalent")
-FILES = {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
 HUB_SPLITS = {"train": "train+validation", "test": "test"}
+FILES = {s: f"msr_paraphrase_{s}.txt" for s in HUB_SPLITS}
+COLUMNS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 SAMPLE = Path(__file__).with_name("sample.tsv")
-SAMPLE_TEST_EVERY = 5
-HUB_TIMEOUT_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+Batch = dict[str, torch.Tensor]
 
 
 class DataError(ValueError):
-    """Data that cannot be used: one line that says where, what was expected and what was found."""
+    """Data that cannot be used: where, what was expected, what was found."""
 
 
-def load_mrpc(data_dir: str | Path | None = None, split: str = "train") -> "Dataset":
-    """The sentence pairs of ``split`` ("train" or "test"), with the source in one log line.
+def load_mrpc(
+    data_dir: str | Path | None = None, split: str = "train"
+) -> "Dataset":
+    """The pairs of `split` ("train" or "test"); a log line names the source.
 
-    The first source that applies: the original files in ``data_dir``; the hub, at a pinned
-    revision; the sample that comes with the package. All give the columns ``sentence1``,
-    ``sentence2``, ``label`` (1: same meaning) and ``idx`` (the row's place in the original file).
-    MRPC itself has 4076 training and 1725 test rows: the hub's validation rows are training rows
-    of the original files, and are put back among them.
+    The original files in `data_dir`, or the hub at a pinned revision, or the
+    sample that comes with the package. All have `sentence1`, `sentence2`,
+    `label` (1: same meaning) and `idx`, the row's place in the original file,
+    of which there are 4076 to train and 1725 to test: the hub's validation
+    rows are put back among the training rows.
 
-    Raises:
-        DataError: ``data_dir`` lacks the file of this split, or the file is malformed.
-        ValueError: ``split`` is neither "train" nor "test".
+    Raises `DataError` for a file that is missing or malformed, `ValueError`
+    for another split.
     """
     if split not in FILES:
-        raise ValueError(f"split must be one of {', '.join(FILES)}, got {split!r}")
+        names = ", ".join(FILES)
+        raise ValueError(f"split must be one of {names}, got {split!r}")
     if data_dir is not None:
         path = find_file(Path(data_dir), split)
         return to_dataset(read_pairs(path), f"{split} data from {path}")
     data = from_hub(f"MRPC ({DATASET_ID})", lambda: load_from_hub(split))
     if data is not None:
-        logger.info("%s data from the hub: %d pairs of %s", split, len(data), DATASET_ID)
+        logger.info("%s data from the hub: %d pairs", split, len(data))
         return data
-    return to_dataset(read_sample(split), f"{split} data from the sample that comes with miniddp")
+    return to_dataset(read_sample(split), f"{split} data from miniddp's sample")
 
 
 def find_file(data_dir: Path, split: str) -> Path:
-    """The file of ``split`` in a folder with the original MRPC files."""
     path = data_dir / FILES[split]
     if path.is_file():
         return path
-    problem = "not found in this folder" if data_dir.is_dir() else "there is no such folder"
-    raise DataError(f"{data_dir}: {problem}; looked for {' and '.join(FILES.values())}")
+    problem = "not found in this folder"
+    if not data_dir.is_dir():
+        problem = "there is no such folder"
+    wanted = " and ".join(FILES.values())
+    raise DataError(f"{data_dir}: {problem}; looked for {wanted}")
 
 
 def read_pairs(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file in MRPC's form: a header, then tab-separated rows without any quoting."""
+    """The rows of a file: a header, then tab-separated rows without quoting."""
     try:
-        lines = path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+        text = path.read_bytes().decode("utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        byte = error.object[error.start]
-        raise DataError(f"{path}, line {line}: expected UTF-8, found byte {byte:#x}") from error
+        found = f"expected UTF-8, found byte {error.object[error.start]:#x}"
+        raise DataError(f"{path}, line {line}: {found}") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if lines == [""]:
-        raise DataError(f"{path}: expected a header and rows, found an empty file")
-    header = tuple(lines[0].rstrip("\r").split("\t"))
+        reason = f"{path}: cannot be read: {error.strerror}"
+        raise DataError(reason) from error
+    header, *rows = [x.rstrip("\r").split("\t") for x in text.split("\n")]
     if header != COLUMNS:
-        raise DataError(f"{path}, line 1: expected the header {COLUMNS}, found {header}")
-    if len(lines) == 1:
+        found = f"expected the header {COLUMNS}, found {header}"
+        raise DataError(f"{path}, line 1: {found}"[:300])
+    if not rows:
         raise DataError(f"{path}: expected rows after the header, found none")
-    return [
-        {**parse_row(line, f"{path}, line {index + 2}"), "idx": index}
-        for index, line in enumerate(lines[1:])
-    ]
+    return [parse_row(path, index, row) for index, row in enumerate(rows)]
 
 
-def parse_row(line: str, where: str) -> dict[str, Any]:
-    """One row as sentence1, sentence2 and label."""
-    fields = line.rstrip("\r").split("\t")
+def parse_row(path: Path, index: int, fields: list[str]) -> dict[str, Any]:
+    problem = None
     if len(fields) != len(COLUMNS):
-        raise DataError(
-            f"{where}: expected {len(COLUMNS)} tab-separated fields, found {len(fields)}"
-        )
-    label, _, _, sentence1, sentence2 = fields
-    if label not in ("0", "1"):
-        raise DataError(f"{where}: expected the label 0 or 1, found {label!r}")
-    if not sentence1.strip() or not sentence2.strip():
-        raise DataError(f"{where}: expected two sentences, found an empty one")
-    return {"sentence1": sentence1, "sentence2": sentence2, "label": int(label)}
+        problem = f"5 tab-separated fields, found {len(fields)}"
+    elif fields[0] not in ("0", "1"):
+        problem = f"the label 0 or 1, found {fields[0][:40]!r}"
+    elif not fields[3].strip() or not fields[4].strip():
+        problem = "two sentences, found an empty one"
+    if problem:
+        raise DataError(f"{path}, line {index + 2}: expected {problem}")
+    label, _, _, first, second = fields
+    row = {"sentence1": first, "sentence2": second}
+    return {**row, "label": int(label), "idx": index}
 
 
 def read_sample(split: str) -> list[dict[str, Any]]:
-    """The bundled sample: every fifth row is for testing, the others are for training."""
-    return [
-        row
-        for row in read_pairs(SAMPLE)
-        if (row["idx"] % SAMPLE_TEST_EVERY == SAMPLE_TEST_EVERY - 1) == (split == "test")
-    ]
+    """The sample: every fifth row to test, the others to train."""
+    kept = {"train": (0, 1, 2, 3), "test": (4,)}[split]
+    return [row for row in read_pairs(SAMPLE) if row["idx"] % 5 in kept]
 
 
 def to_dataset(rows: list[dict[str, Any]], source: str) -> "Dataset":
-    """Rows as a ``datasets.Dataset`` with the features that MRPC has on the hub."""
-    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import Dataset
 
-    features = Features(
-        {
-            "sentence1": Value("string"),
-            "sentence2": Value("string"),
-            "label": ClassLabel(names=list(LABELS)),
-            "idx": Value("int32"),
-        }
-    )
     logger.info("%s: %d pairs", source, len(rows))
-    return Dataset.from_list(rows, features=features)
+    return Dataset.from_list(rows)
 
 
 def load_from_hub(split: str) -> "Dataset":
     """MRPC from the hub, or from its cache on this machine."""
     from datasets import load_dataset
 
-    data = load_dataset(DATASET_ID, "mrpc", revision=DATASET_REVISION, split=HUB_SPLITS[split])
-    return data.sort("idx")
-
-
-def from_hub(what: str, load: Callable[[], T]) -> T | None:
-    """``load()``, or None with a warning in the log when the hub cannot give ``what``.
-
-    With ``HF_HUB_OFFLINE`` set only the cache is looked at. Otherwise the hub has to answer within
-    5 seconds, so that a machine without network does not wait through its retries.
-    """
-    problem = hub_problem()
-    if problem is None:
-        try:
-            return load()
-        except OSError as error:
-            problem = str(error)
-    logger.warning("no %s from the hub: %s", what, " ".join(problem.split())[:200])
-    return None
-
-
-@functools.cache
-def hub_problem() -> str | None:
-    """Why the hub cannot be asked; None when it answers or its cache is to be used."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return None
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=HUB_TIMEOUT_SECONDS).close()
-    except OSError as error:
-        return f"{constants.ENDPOINT} does not answer ({error})"
-    return None
+    where = {"revision": DATASET_REVISION, "split": HUB_SPLITS[split]}
+    return load_dataset(DATASET_ID, "mrpc", **where).sort("idx")
 
 
 def encode(data: "Dataset", tokenizer: Any, max_length: int) -> "Dataset":
-    """Each pair as ``input_ids`` (both sentences, a line break between) and ``labels``.
+    """Each pair as `input_ids`, of at most `max_length` tokens, and `labels`.
 
-    Args:
-        max_length: Tokens of a pair after which the rest is cut off.
+    `input_ids` are both sentences, with a line break between them.
     """
     from datasets import Dataset
 
     rows = data[:]
     pairs = zip(rows["sentence1"], rows["sentence2"], strict=True)
-    texts = [f"{sentence1}\n{sentence2}" for sentence1, sentence2 in pairs]
-    tokens = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
-    return Dataset.from_dict({"input_ids": tokens, "labels": rows["label"]})
+    texts = [f"{first}\n{second}" for first, second in pairs]
+    encoded = tokenizer(texts, truncation=True, max_length=max_length)
+    columns = {"input_ids": encoded["input_ids"], "labels": rows["label"]}
+    return Dataset.from_dict(columns)
 
 
-def collate(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, torch.Tensor]:
-    """Rows as one batch, padded to the longest of them and on to a multiple of 8.
+def collate(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Batch:
+    """One batch, padded to its longest row and on to a multiple of 8.
 
-    Returns:
-        ``input_ids`` and ``attention_mask``, both (rows, tokens), and ``labels``, (rows,): int64.
+    `input_ids` and `attention_mask`, (rows, tokens), and `labels`, (rows,); all
+    int64.
     """
-    batch = tokenizer.pad(list(rows), padding="longest", pad_to_multiple_of=8, return_tensors="pt")
-    return dict(batch)
+    padding: dict[str, Any] = {"padding": "longest", "pad_to_multiple_of": 8}
+    return dict(tokenizer.pad(list(rows), return_tensors="pt", **padding))
+
+
+def load_data(options: Options) -> tuple["Dataset", "Dataset", Any, str]:
+    """Encoded pairs to train and test, their tokenizer, and their SHA-256.
+
+    Raises `DataError` on every rank if one cannot use its data, if they differ,
+    or if they do not fill one joined batch.
+    """
+    load = functools.partial(load_mrpc, options.data_dir)
+    found = succeed_together(lambda: [load(s) for s in FILES], DataError)
+    joined, rows = get("ws") * options.batch_size, found[0][:]
+    if len(found[0]) < joined:
+        raise DataError(
+            f"{get('ws')} ranks x batch size {options.batch_size} need {joined}"
+            f" training pairs in each step, found {len(found[0])}: use fewer "
+            "ranks or smaller batches"
+        )
+    sentences = rows["sentence1"] + rows["sentence2"]
+    tokenizer = load_tokenizer(sentences, options.model, options.pretrained)
+    train, test = (encode(d, tokenizer, options.max_length) for d in found)
+    text = json.dumps([train[:], test[:]])
+    digests = [hashlib.sha256(text.encode()).hexdigest()] * get("ws")
+    dist.all_gather_object(digests, digests[0])
+    other = [str(r) for r, found in enumerate(digests) if found != digests[0]]
+    if other:
+        who = f"rank {', '.join(other)}"
+        raise DataError(f"{who} loaded other pairs or tokens than rank 0")
+    return train, test, tokenizer, digests[0]
+
+
+def build_loader(
+    data: "Dataset", tokenizer: Any, options: Options
+) -> DataLoader[Any]:
+    """This rank's micro-batches of an epoch, in an order that all ranks share.
+
+    Rank r of n takes every n-th of the shuffled pairs, so step k joins the k-th
+    run of `n x batch_size` pairs: the batch that one process would take.
+    """
+    return DataLoader(
+        cast(Any, data),
+        batch_size=options.batch_size // options.accumulation,
+        sampler=DistributedSampler(data, seed=options.seed, drop_last=True),
+        collate_fn=functools.partial(collate, tokenizer=tokenizer),
+        drop_last=True,
+        pin_memory=device().type == "cuda",
+        generator=torch.Generator(),  # its own: draws none of training's
+    )
+
+
+def batches(
+    loader: DataLoader[Any], options: Options
+) -> Iterator[tuple[Batch, ...]]:
+    """The micro-batches of each step, every epoch in an order of its own.
+
+    Starts where the loader's sampler stands. What does not fill a step is left
+    out, for that epoch.
+    """
+    sampler = cast(DistributedSampler, loader.sampler)
+    for epoch in range(sampler.epoch, options.epochs):
+        sampler.set_epoch(epoch)
+        micro_batches = iter(loader)
+        yield from zip(*[micro_batches] * options.accumulation, strict=False)
+
+
+def step_count(loader: DataLoader[Any], options: Options) -> int:
+    """How many steps the whole training takes."""
+    in_all = len(loader) // options.accumulation * options.epochs
+    return min(in_all, options.steps or in_all)
+
+
+def to_device(batch: Batch) -> Batch:
+    """The batch on this rank's device; from pinned memory without waiting."""
+    here = device()
+    return {k: v.to(here, non_blocking=True) for k, v in batch.items()}

@@ -1,26 +1,22 @@
-"""SmolLM2 as a classifier of sentence pairs, and smaller models of the same architecture."""
+"""SmolLM2 as a classifier of sentence pairs, and smaller models of its kind."""
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from miniddp.data import from_hub
+from miniddp.hub import from_hub
 
 MODEL_ID = "HuggingFaceTB/SmolLM2-360M-Instruct"
 MODEL_REVISION = "a10cc1512eabd3dde888204e902eca88bddb4951"
-MODEL_SIZE = "360m"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_TOKEN = "<|im_end|>"
-
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Size:
-    """What differs between the models of the family; each has three query heads per key head."""
+class Size(NamedTuple):
+    """What differs in the family; there are three query heads per key head."""
 
     hidden_size: int
     intermediate_size: int
@@ -30,35 +26,32 @@ class Size:
     vocab_size: int
 
 
-SIZES = {
+SIZES = {  # 135m and 360m are SmolLM2's own; the names count all parameters
     "tiny": Size(96, 256, 4, 6, 2, 2048),
     "5m": Size(192, 512, 11, 6, 2, 4096),
     "25m": Size(480, 1280, 9, 15, 5, 6144),
     "135m": Size(576, 1536, 30, 9, 3, 49152),
     "360m": Size(960, 2560, 32, 15, 5, 49152),
 }
-"""Sizes by name. 135m and 360m are SmolLM2's own; the names count all parameters."""
 
 
-def load_model(size: str = MODEL_SIZE, pretrained: bool = True) -> Any:
-    """A ``LlamaForSequenceClassification`` with two labels, in float32, on the CPU.
+def load_model(size: str = "360m", pretrained: bool = True) -> Any:
+    """A `LlamaForSequenceClassification` with two labels, float32, on the CPU.
 
-    Pretrained weights exist for "360m": SmolLM2-360M-Instruct at a pinned revision. Every other
-    size, and "360m" when the hub cannot give it, is randomly initialised. A log line says which.
-    The classification head is always new: seed torch before the call, alike on every rank.
-
-    Raises:
-        ValueError: no such size.
+    "360m" is pretrained if the hub gives it; else the weights are random. A log
+    line says which. The head is always new: seed torch alike on every rank.
+    Raises `ValueError` for a size that does not exist.
     """
     check_size(size)
-    if pretrained and size == MODEL_SIZE:
+    if pretrained and size == "360m":
         model = from_hub(f"weights of {MODEL_ID}", load_pretrained)
         if model is not None:
             logger.info("model %s: pretrained weights of %s", size, MODEL_ID)
             return model
     model = build_model(size)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    logger.info("model %s: random weights, %.1f million parameters", size, count / 1e6)
+    millions = sum(part.numel() for part in model.parameters()) / 1e6
+    text = "model %s: random weights, %.1f million parameters"
+    logger.info(text, size, millions)
     return model
 
 
@@ -74,41 +67,35 @@ def load_pretrained() -> Any:
 
 
 def build_model(size: str) -> Any:
-    """The architecture of SmolLM2 at ``size``, with random weights."""
-    from transformers import LlamaConfig, LlamaForSequenceClassification
+    """The architecture of SmolLM2 at `size`, with random weights."""
+    import transformers
 
-    config: dict[str, Any] = {
-        **asdict(SIZES[size]),
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-        "num_labels": 2,
-        "pad_token_id": SPECIAL_TOKENS.index(PAD_TOKEN),
-    }
-    return LlamaForSequenceClassification(LlamaConfig(**config))  # type: ignore[no-untyped-call]
+    config: dict[str, Any] = SIZES[size]._asdict()
+    config |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+    config |= {"rope_theta": 100000.0, "tie_word_embeddings": True}
+    config |= {"num_labels": 2, "pad_token_id": SPECIAL_TOKENS.index(PAD_TOKEN)}
+    llama: Any = transformers.LlamaForSequenceClassification
+    return llama(transformers.LlamaConfig(**config))
 
 
 def load_tokenizer(
-    sentences: Iterable[str], size: str = MODEL_SIZE, pretrained: bool = True
+    sentences: Iterable[str], size: str = "360m", pretrained: bool = True
 ) -> Any:
-    """The tokenizer for a model of ``size``; a log line says which.
+    """SmolLM2's where the model has its vocabulary and the hub gives it.
 
-    SmolLM2's own where the model has its vocabulary (135m, 360m) and the hub gives it, otherwise
-    one trained here on ``sentences``. Both pad on the right, with the same token.
-
-    Raises:
-        ValueError: no such size.
+    Else one trained here on `sentences`; a log line says which. Both pad on the
+    right, with the same token. Raises `ValueError` for another size.
     """
     check_size(size)
     vocab_size = SIZES[size].vocab_size
-    if pretrained and vocab_size == SIZES[MODEL_SIZE].vocab_size:
-        tokenizer = from_hub(f"tokenizer of {MODEL_ID}", load_pretrained_tokenizer)
-        if tokenizer is not None:
-            logger.info("tokenizer of %s: %d tokens", MODEL_ID, len(tokenizer))
-            return tokenizer
+    if pretrained and vocab_size == SIZES["360m"].vocab_size:
+        found = from_hub(f"tokenizer of {MODEL_ID}", load_pretrained_tokenizer)
+        if found is not None:
+            logger.info("tokenizer of %s: %d tokens", MODEL_ID, len(found))
+            return found
     tokenizer = train_tokenizer(sentences, vocab_size)
-    logger.info("tokenizer trained on the training sentences: %d tokens", len(tokenizer))
+    where = "tokenizer trained on the training sentences"
+    logger.info("%s: %d tokens", where, len(tokenizer))
     return tokenizer
 
 
@@ -116,20 +103,23 @@ def load_pretrained_tokenizer() -> Any:
     """SmolLM2's tokenizer from the hub."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(
-        MODEL_ID, revision=MODEL_REVISION, pad_token=PAD_TOKEN, padding_side="right"
-    )
+    padding = {"pad_token": PAD_TOKEN, "padding_side": "right"}
+    pinned = MODEL_REVISION
+    return AutoTokenizer.from_pretrained(MODEL_ID, revision=pinned, **padding)
 
 
 def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
-    """A byte-level BPE tokenizer of at most ``vocab_size`` tokens; the same on every rank."""
+    """A byte-level BPE tokenizer of at most `vocab_size` tokens.
+
+    The same sentences give the same one, on every rank.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast as Fast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    pieces = [digits, pre_tokenizers.ByteLevel(False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -139,15 +129,13 @@ def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        pad_token=PAD_TOKEN,
-        padding_side="right",
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    inputs = ["input_ids", "attention_mask"]
+    options: Any = {"pad_token": PAD_TOKEN, "padding_side": "right"}
+    options |= {"tokenizer_object": tokenizer, "model_input_names": inputs}
+    return Fast(**options)  # type: ignore[no-untyped-call]
 
 
 def check_size(size: str) -> None:
-    """Raises a ValueError that names the sizes if ``size`` is none of them."""
     if size not in SIZES:
-        raise ValueError(f"model size must be one of {', '.join(SIZES)}, got {size!r}")
+        known = ", ".join(SIZES)
+        raise ValueError(f"model size must be one of {known}, got {size!r}")

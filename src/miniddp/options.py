@@ -1,86 +1,113 @@
-"""What can be chosen about a training run."""
+"""What can be chosen about a training, in Python and on the command line."""
 
-from dataclasses import dataclass
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
 
-from miniddp.command_line import option
 from miniddp.model import SIZES
 
-CHOICES = {
-    "model": tuple(SIZES),
-    "ddp": ("simple", "miniddp", "torch"),
-    "amp": ("off", "bf16", "fp16"),
+CHOICES: dict[str, Sequence[Any]] = {
+    "model": list(SIZES),
+    "ddp": ["simple", "miniddp", "torch"],
+    "amp": ["off", "bf16", "fp16"],
 }
+LEAST = {"warmup": 0, "seed": 0}  # of whole numbers; that of the others is 1
 
 
-class TrainingError(ValueError):
-    """A run that cannot start: one line that says which option, and why."""
+class OptionsError(ValueError):
+    """Options that nothing can be trained with: which, and why."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What can be chosen; every field is also a flag of the command line.
+    """The options of the command line; `OptionsError` for a bad value."""
 
-    Raises:
-        ValueError: a value that cannot be trained with.
-    """
-
-    data_dir: str | None = option(None, "folder with the original MRPC files")
-    model: str = option("tiny", f"size of the model: {', '.join(SIZES)}")
-    pretrained: bool = option(True, "use the published weights where there are any (360m)")
-    epochs: int = option(1, "passes over the training pairs")
-    steps: int | None = option(None, "stop after this many steps, those before a resume included")
-    batch_size: int = option(16, "pairs per rank in each step; the joined batch is ranks x this")
-    accumulation: int = option(1, "micro-batches that a rank cuts its batch into, to save memory")
-    ddp: str = option("simple", f"what averages the gradients: {', '.join(CHOICES['ddp'])}")
-    amp: str = option("off", f"mixed precision: {', '.join(CHOICES['amp'])}; fp16 needs a GPU")
-    lr: float = option(1e-3, "learning rate of AdamW; pretrained weights want about 2e-5")
-    scale_lr: bool = option(False, "multiply lr by joined batch / base-batch-size")
-    base_batch_size: int = option(16, "the joined batch that lr was chosen for")
-    warmup: int = option(0, "steps until the learning rate is reached: from 0, or scaled from lr")
-    clip: float | None = option(None, "largest norm of the averaged gradient")
-    max_length: int = option(128, "tokens of a pair after which the rest is cut off")
-    seed: int = option(0, "seed of the initial weights and of the order of the pairs")
-    checkpoint: str | None = option(None, "folder for checkpoints: the last two, and at the end")
-    checkpoint_every: int | None = option(None, "steps from one checkpoint to the next")
-    resume: str | None = option(
-        None, "a checkpoint, a folder of them, or auto: the newest of --checkpoint if there is one"
-    )
-    profile: str | None = option(None, "folder for a trace of steps 8 to 12")
-    tensorboard: str | None = option(None, "folder for TensorBoard's curves")
+    data_dir: str | None = None
+    model: str = "tiny"
+    pretrained: bool = True
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 16
+    accumulation: int = 1
+    ddp: str = "simple"
+    amp: str = "off"
+    lr: float = 1e-3
+    scale_lr: bool = False
+    base_batch_size: int = 16
+    warmup: int = 0
+    clip: float | None = None
+    max_length: int = 128
+    seed: int = 0
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    resume: str | None = None
+    profile: str | None = None
+    tensorboard: str | None = None
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-                )
-        for name in (
-            *("epochs", "steps", "batch_size", "accumulation", "base_batch_size"),
-            *("max_length", "checkpoint_every"),
-        ):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("warmup", "seed"):
-            _check_at_least(name, getattr(self, name), 0)
-        for name in ("lr", "clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be a positive number, got {value}")
+        for name, value in asdict(self).items():
+            if name in CHOICES and value not in CHOICES[name]:
+                wanted = f"one of {', '.join(CHOICES[name])}"
+            elif type(value) is int and not LEAST.get(name, 1) <= value < 2**31:
+                wanted = f"at least {LEAST.get(name, 1)} and below 2^31"
+            elif type(value) is float and not 0 < value < 1e30:
+                wanted = "a positive number below 1e30"
+            elif value == "":
+                wanted = "a folder"
+            else:
+                continue
+            raise OptionsError(f"{flag(name)} must be {wanted}, got {value!r}")
         if self.batch_size % self.accumulation:
-            raise ValueError(
-                f"accumulation must divide batch_size, got {self.accumulation} micro-batches "
-                f"for {self.batch_size} pairs"
+            raise OptionsError(
+                f"--accumulation must divide --batch-size, got "
+                f"{self.accumulation} for {self.batch_size} pairs"
             )
-        if self.checkpoint is None and (self.checkpoint_every or self.resume == "auto"):
-            name = "checkpoint_every" if self.checkpoint_every else "resume auto"
-            raise ValueError(f"{name} needs checkpoint, the folder for checkpoints")
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step is forward, backward, `sync_gradients()` and update, and nothing else."""
-        added = (self.amp != "off", self.accumulation > 1, self.clip, self.profile)
-        return self.ddp == "simple" and not any(added)
+        if self.checkpoint is None and self.checkpoint_every:
+            raise OptionsError("--checkpoint-every needs --checkpoint")
+        if self.checkpoint is None and self.resume == "auto":
+            raise OptionsError("--resume auto needs --checkpoint")
 
 
-def _check_at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+def flag(name: str) -> str:
+    """An option on the command line: `batch_size` is `--batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises its errors, so that all ranks can agree about them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionsError(message)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """From the command line, or `arguments`; raises `OptionsError`."""
+    form = argparse.ArgumentDefaultsHelpFormatter
+    about = "Fine-tune a classifier of sentence pairs, on one rank or on many."
+    parser = Parser("miniddp.train", description=about, formatter_class=form)
+    parser.allow_abbrev = False
+    parser.set_defaults(**asdict(Options()))
+    add, on_off = parser.add_argument, argparse.BooleanOptionalAction
+    add("--data-dir", help="folder with the original MRPC files")
+    add("--model", help=f"its size: {', '.join(SIZES)}")
+    add("--pretrained", action=on_off, help="published weights, for 360m")
+    add("--epochs", type=int, help="passes over the training pairs")
+    add("--steps", type=int, help="stop after so many, those resumed included")
+    add("--batch-size", type=int, help="pairs per rank in each step")
+    add("--accumulation", type=int, help="micro-batches in each such batch")
+    add("--ddp", help="averages the gradients: simple, miniddp or torch")
+    add("--amp", help="mixed precision: off, bf16, or fp16 on a GPU")
+    add("--lr", type=float, help="learning rate; about 2e-5 if pretrained")
+    add("--scale-lr", action=on_off, help="lr x joined batch / base batch")
+    add("--base-batch-size", type=int, help="joined batch that lr was for")
+    add("--warmup", type=int, help="steps until the learning rate is reached")
+    add("--clip", type=float, help="largest norm of the averaged gradient")
+    add("--max-length", type=int, help="tokens of a pair; the rest is cut off")
+    add("--seed", type=int, help="of the weights and the order of the pairs")
+    add("--checkpoint", help="folder for checkpoints: the last two are kept")
+    add("--checkpoint-every", type=int, help="steps between checkpoints")
+    add("--resume", help="file or folder, or auto: newest of --checkpoint")
+    add("--profile", help="folder for a trace of steps 8 to 12")
+    add("--tensorboard", help="folder for TensorBoard's curves")
+    return Options(**vars(parser.parse_args(arguments)))

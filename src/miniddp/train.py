@@ -1,209 +1,346 @@
-"""Fine-tune a classifier of sentence pairs, on one process or data parallel on many.
+"""Fine-tune a classifier of sentence pairs, on one rank or on many."""
 
-    python -m miniddp.train --model tiny
-    torchrun --nproc_per_node=2 -m miniddp.train --data-dir data/mrpc --model tiny
-    torchrun --nproc_per_node=2 -m miniddp.train --checkpoint DIR --resume auto
-
-The first two train on the same joined batches when ``--batch-size`` times the number of ranks is
-the same. The last one goes on where it was interrupted, bit for bit, if ``--checkpoint-every`` says
-how often to save.
-"""
-
-import functools
-import itertools
 import logging
-import os
-import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.optim.lr_scheduler import LambdaLR
+from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
-from instruments.clock import clock
-from instruments.profiling import Profiler
 from miniddp.accumulation import global_mean
-from miniddp.batches import Batch, batches, build_data, build_loader, step_count, to_device
-from miniddp.command_line import parse_options
-from miniddp.data import DataError, collate
+from miniddp.checkpoint import CheckpointError, latest, load, save
+from miniddp.data import (
+    Batch,
+    DataError,
+    batches,
+    build_loader,
+    collate,
+    load_data,
+    step_count,
+    to_device,
+)
+from miniddp.job import run, say_once, start
 from miniddp.model import load_model
-from miniddp.naive import SimpleDDP
-from miniddp.options import Options, TrainingError
+from miniddp.options import Options, OptionsError, flag, parse_options
 from miniddp.process import (
     check_group,
     destroy_process_group,
     device,
     get,
-    init_process_group,
     set_seed,
 )
-from miniddp.report import Result, Step, log_summary, summarise
-from miniddp.resume import Checkpoints, check_folders
-from miniddp.sampler import EvaluationSampler
-from miniddp.scalars import Scalars
-from miniddp.schedule import build_optimizer
-from miniddp.state_file import CheckpointError
-from miniddp.training_step import TrainingStep, check_amp
+from miniddp.sampler import shard
+from miniddp.together import from_rank_0, succeed_together
+from miniddp.training_step import WRAPPERS, settle, train_step
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-__all__ = ["Options", "Result", "evaluate", "main", "train", "train_step"]
+LOOK_EVERY = 20  # steps: to look at a loss, Python waits for the device
+KEPT = 2  # checkpoints: one of them can be damaged
+MAY_CHANGE = {  # when resumed; the other options have shaped the steps so far
+    *("data_dir", "epochs", "steps", "checkpoint", "checkpoint_every"),
+    *("resume", "profile", "tensorboard"),
+}
 logger = logging.getLogger(__name__)
 
 
-def train(options: Options) -> Result:
-    """Trains and evaluates as one rank of the default process group, which must be running.
+class TrainingError(ValueError):
+    """A training that cannot start: one line that says why."""
 
-    Raises, on every rank:
-        DataError: the data cannot be used, or the training pairs do not fill one joined batch.
-        TrainingError: this machine cannot do what the options ask for, or a folder cannot be used.
-        CheckpointError: a checkpoint cannot be resumed or saved.
+
+@dataclass(frozen=True)
+class Result:
+    """What a training gave; the same on every rank.
+
+    `losses` has the joined batch's mean loss in each step, before its update;
+    `seconds` are those of the steps and checkpoints, not of the evaluation;
+    `samples_per_second` are of all ranks. `evaluation_loss` and `accuracy` (0
+    to 1) are over the test pairs. `first_step` steps had been taken before.
+    """
+
+    losses: list[float]
+    seconds: float
+    samples_per_second: float
+    evaluation_loss: float
+    accuracy: float
+    world_size: int
+    first_step: int = 0
+
+
+def train(options: Options) -> Result:
+    """Train and evaluate as one rank of the default process group.
+
+    Raises, on every rank: `DataError` for data that cannot be used or is too
+    little, `TrainingError` for what this machine cannot do, `CheckpointError`
+    for a checkpoint that cannot be resumed or saved.
     """
     check_group()
-    check_amp(options.amp)
-    check_folders(options)
-    set_seed(options.seed)
-    train_data, test_data, tokenizer, digest = build_data(options)
-    module = load_model(options.model, options.pretrained).to(device())
-    optimizer, scheduler = build_optimizer(module, options)
-    step = TrainingStep(module, optimizer, options.ddp, options.amp, options.clip)
-    loader = build_loader(train_data, tokenizer, options)
-    state = {"model": module, "optimizer": optimizer, "scheduler": scheduler}
-    state |= {"scaler": step.scaler, "sampler": loader.sampler}
-    checkpoints = Checkpoints(options, state, digest)
-    set_seed(options.seed, rank_offset=get("rank"))  # the ranks drop out other activations
-    first_step = 0
-    path = checkpoints.find()
-    if path is not None:
-        step.settle(next(iter(loader)))
-        first_step = checkpoints.restore(path)
-
-    with Scalars(options.tensorboard) as scalars:
-        start = clock()
-        history = fit(step, scheduler, loader, options, checkpoints, scalars, first_step)
-        seconds = clock() - start
-        loss, accuracy = evaluate(module, test_data, tokenizer, options.batch_size)
-        scalars.write(
-            first_step + len(history), {"evaluation/loss": loss, "evaluation/accuracy": accuracy}
-        )
-    result = summarise(history, seconds, options.batch_size, loss, accuracy, first_step)
+    succeed_together(partial(check_amp, options.amp), TrainingError)
+    from_rank_0(partial(check_outputs, options), TrainingError)
+    trainer = Trainer(options)
+    trainer.resume()
+    start = time.perf_counter()
+    losses = trainer.fit()
+    took = torch.tensor(time.perf_counter() - start, device=device())
+    seconds = global_mean(took, 1).item()
+    speed = len(losses) * options.batch_size * get("ws") / seconds
+    measured = evaluate(trainer.module, *trainer.test, options.batch_size)
+    first = trainer.first_step
+    result = Result(losses, seconds, speed, *measured, get("ws"), first)
+    trainer.close(result)
     log_summary(result)
     return result
 
 
-def fit(
-    step: TrainingStep,
-    scheduler: LambdaLR,
-    loader: DataLoader[Any],
-    options: Options,
-    checkpoints: Checkpoints,
-    scalars: Scalars,
-    first_step: int,
-) -> list[Step]:
-    """Trains from ``first_step`` to the last one that was asked for; returns every step."""
-    total = step_count(loader, options)
-    if first_step >= total:
-        raise TrainingError(
-            f"nothing is left to train: the checkpoint is of step {first_step} of {total}"
+class Trainer:
+    """A rank's data, model and optimizer, and the steps it takes with them."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        set_seed(options.seed)
+        pairs, test_pairs, tokenizer, digest = load_data(options)
+        self.loader = build_loader(pairs, tokenizer, options)
+        self.test = test_pairs, tokenizer
+        self.module = load_model(options.model, options.pretrained).to(device())
+        self.model = WRAPPERS[options.ddp](self.module)
+        self.optimizer, self.scheduler = build_optimizer(self.module, options)
+        self.scaler = GradScaler(device().type, enabled=options.amp == "fp16")
+        set_seed(options.seed, rank_offset=get("rank"))  # for dropout masks
+        self.state = {"model": self.module, "optimizer": self.optimizer}
+        self.state |= {"scheduler": self.scheduler, "scaler": self.scaler}
+        self.state |= {"sampler": self.loader.sampler}
+        chosen = asdict(options).items()
+        self.identity = {k: v for k, v in chosen if k not in MAY_CHANGE}
+        self.identity["data"] = digest
+        self.first_step = 0
+        self.curves: Any = None
+        if options.tensorboard and get("rank") == 0:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.curves = SummaryWriter(options.tensorboard)
+
+    def resume(self) -> None:
+        """Go on from a checkpoint, if the options ask for one."""
+        path = find_checkpoint(self.options)
+        if path is None:
+            return
+        settle(self.model, self.optimizer, next(iter(self.loader)))
+        self.first_step, before = load(path, self.state)
+        for name, value in self.identity.items():
+            if value != (before or {}).get(name):
+                was = f"{flag(name)} {(before or {}).get(name)}, not {value}"
+                was = "other data" if name == "data" else was
+                raise CheckpointError(f"{path} was saved with {was}")
+        logger.info("resumed after step %d from %s", self.first_step, path)
+
+    def fit(self) -> list[float]:
+        """Train to the last step; the joined batch's mean loss in each."""
+        options, first = self.options, self.first_step
+        last = step_count(self.loader, options)
+        if first > last:
+            raise TrainingError(f"{first} steps are taken, of {last}")
+        todo = batches(self.loader, options)
+        every = options.checkpoint_every or last
+        losses: list[float] = []
+        recent: list[Tensor] = []
+        self.model.train()
+        hidden = None if get("rank") == 0 else True
+        bar = tqdm(initial=first, total=last, unit="step", disable=hidden)
+        with bar, tracing(options.profile) as trace:
+            for step in range(first + 1, last + 1):
+                rate = float(self.scheduler.get_last_lr()[0])
+                self.write("train/learning_rate", rate, step)
+                recent.append(self.step(next(todo)))
+                self.scheduler.step()
+                if step % LOOK_EVERY == 0 or step == last:
+                    for loss in global_mean(torch.stack(recent), 1).tolist():
+                        losses.append(loss)
+                        self.write("train/loss", loss, first + len(losses))
+                    bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+                    recent.clear()
+                if options.checkpoint and (step % every == 0 or step == last):
+                    folder, extra = options.checkpoint, self.identity
+                    save(folder, step, self.state, extra=extra, keep=KEPT)
+                if trace:
+                    trace.step()
+                bar.update()
+        return losses
+
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+        """Take one; this rank's loss before it."""
+        options = self.options
+        return train_step(
+            *(self.model, self.optimizer, micro_batches),
+            amp=options.amp,
+            scaler=self.scaler,
+            clip=options.clip,
         )
-    history: list[Step] = []
-    step.model.train()
-    with progress_bar(first_step, total) as bar, profiler(options.profile) as profile:
-        todo = itertools.islice(batches(loader, options), total - first_step)
-        for number, micro_batches in enumerate(todo, first_step + 1):
-            if options.plain:
-                history.append(train_step(step.model, step.optimizer, *micro_batches))
-            else:
-                history.append(step(micro_batches))
-            scalars.write_step(number, history[-1], float(scheduler.get_last_lr()[0]))
-            scheduler.step()
-            checkpoints.after(number, is_last=number == total)
-            if profile is not None:
-                profile.step()
-            bar.set_postfix(loss=f"{history[-1].loss.item():.3f}", refresh=False)
-            bar.update()
-    return history
 
+    def write(self, name: str, value: float, step: int) -> None:
+        """A point of a curve, on rank 0, where TensorBoard was asked for."""
+        if self.curves:
+            self.curves.add_scalar(name, value, step)
 
-def train_step(model: SimpleDDP, optimizer: torch.optim.Optimizer, batch: Batch) -> Step:
-    """Forward, backward, synchronise, update."""
-    start = clock()
-    loss = model(**to_device(batch)).loss
-    loss.backward()
-    backward_done = clock()
-    model.sync_gradients()
-    sync_done = clock()
-    optimizer.step()
-    optimizer.zero_grad()
-    return Step(loss.detach(), clock() - start, sync_done - backward_done)
-
-
-def progress_bar(first_step: int, total: int) -> Any:
-    """Steps, rate and time left, on rank 0's terminal; nothing where the output is a file."""
-    from tqdm import tqdm
-
-    hidden = None if get("rank") == 0 else True
-    return tqdm(initial=first_step, total=total, unit="step", disable=hidden)
-
-
-def profiler(folder: str | None) -> AbstractContextManager[Profiler | None]:
-    """A profiler that writes into ``folder``, or None."""
-    return nullcontext() if folder is None else Profiler(folder)
+    def close(self, result: Result) -> None:
+        """The last points of the curves, and the end of their file."""
+        last = self.first_step + len(result.losses)
+        self.write("evaluation/loss", result.evaluation_loss, last)
+        self.write("evaluation/accuracy", result.accuracy, last)
+        if self.curves:
+            self.curves.close()
 
 
 @torch.no_grad()
-def evaluate(model: Any, data: "Dataset", tokenizer: Any, batch_size: int) -> tuple[float, float]:
-    """Mean loss and accuracy over all of ``data``, each pair counted once.
+def evaluate(
+    model: nn.Module, data: Any, tokenizer: Any, batch_size: int
+) -> tuple[float, float]:
+    """Mean loss and accuracy over all of `data`, each pair counted once.
 
-    The shards may differ in length: the ranks add up sums and counts, never means.
+    The shards may differ in length: the ranks add up sums and counts, never
+    means. Every part of the model is left in the mode that it was in.
     """
-    sampler = EvaluationSampler(data)
-    collate_batch = functools.partial(collate, tokenizer=tokenizer)
+    sampler = shard(len(data), get("ws"), get("rank"))
+    pad = partial(collate, tokenizer=tokenizer)
+    loader = DataLoader(data, batch_size, sampler=sampler, collate_fn=pad)
     sums = torch.zeros(2, dtype=torch.float64, device=device())
+    modes = [(part, part.training) for part in model.modules()]
     model.eval()
-    for batch in DataLoader(data, batch_size, sampler=sampler, collate_fn=collate_batch):
-        batch = to_device(batch)
+    for batch in map(to_device, loader):
         output, labels = model(**batch), batch["labels"]
         correct = (output.logits.argmax(dim=-1) == labels).sum()
         sums += torch.stack([output.loss * len(labels), correct])
+    for part, mode in modes:
+        part.training = mode
     loss, accuracy = global_mean(sums, len(sampler)).tolist()
     return loss, accuracy
 
 
-def start() -> None:
-    """Starts the process group that torchrun describes, or a group of one; only rank 0 logs."""
-    rank = int(os.environ.get("RANK", 0))
-    if rank != 0:
-        os.environ.update(TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
-    logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s")
-    if "RANK" in os.environ:
-        init_process_group()
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        init_process_group(store=store, rank=0, world_size=1)
+def build_optimizer(
+    module: nn.Module, options: Options
+) -> tuple[torch.optim.AdamW, LambdaLR]:
+    """AdamW, and its learning rate: a linear warm-up, then the same value.
+
+    Scaled with the joined batch, it warms up from the one that is not (Goyal
+    et al., 2017); else from 0.
+    """
+    ratio, start = 1.0, 0.0
+    if options.scale_lr:
+        ratio = options.batch_size * get("ws") / options.base_batch_size
+        start = 1 / ratio
+        logger.info("learning rate: %g", options.lr * ratio)
+
+    def share(step: int) -> float:
+        done = step / options.warmup if step < options.warmup else 1.0
+        return start + (1 - start) * done
+
+    optimizer = torch.optim.AdamW(module.parameters(), lr=options.lr * ratio)
+    return optimizer, LambdaLR(optimizer, share)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains with the options of the command line; bad input ends in one line and exit code 1."""
-    options = parse_options(Options, "miniddp.train", __doc__, arguments)
+def find_checkpoint(options: Options) -> Path | None:
+    """The checkpoint to resume; None to begin anew.
+
+    Raises `CheckpointError` if there is none, or only damaged ones, and
+    `TrainingError` rather than mix two trainings in a folder.
+    """
+    if options.resume is None:
+        if options.checkpoint and latest(options.checkpoint):
+            raise TrainingError(
+                f"{options.checkpoint} has checkpoints of another training: "
+                "go on with --resume auto, or choose another folder"
+            )
+        return None
+    if options.resume == "auto":
+        path = latest(str(options.checkpoint))
+        if path is None:
+            logger.info("no checkpoint yet: training begins anew")
+        return path
+    named = Path(options.resume)
+    if not from_rank_0(named.is_dir, CheckpointError):
+        return named
+    path = latest(named)
+    if path is None:
+        raise CheckpointError(f"cannot resume: no checkpoint in {named}")
+    return path
+
+
+def check_amp(amp: str) -> None:
+    on_gpu = device().type == "cuda"
+    if amp == "fp16" and not on_gpu:
+        raise TrainingError("--amp fp16 needs a GPU: use bf16 or off")
+    if amp == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
+        raise TrainingError("--amp bf16: this GPU has none, use fp16 or off")
+
+
+def check_outputs(options: Options) -> None:
+    """Can rank 0 write what the options ask for?"""
+    if options.tensorboard and find_spec("tensorboard") is None:
+        raise TrainingError("--tensorboard needs: pip install tensorboard")
+    for name in ("checkpoint", "profile", "tensorboard"):
+        folder = getattr(options, name)
+        try:
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            where = f"{flag(name)}: cannot write into {folder}"
+            raise TrainingError(f"{where}: {error.strerror}") from error
+
+
+def tracing(folder: str | None) -> AbstractContextManager[profile | None]:
+    """A profiler of rank 0's steps 8 to 12, counted from 0, into `folder`."""
+    if folder is None or get("rank") != 0:
+        return nullcontext()
+    phases = schedule(skip_first=5, wait=1, warmup=2, active=5, repeat=1)
+    write = tensorboard_trace_handler(folder, "rank0", use_gzip=True)
+    return profile(schedule=phases, on_trace_ready=write)
+
+
+def log_summary(result: Result) -> None:
+    """Loss and speed, if there was a step, and the evaluation."""
+    steps, ranks = len(result.losses), result.world_size
+    if steps:
+        tenth = max(1, steps // 10)
+        first, last = result.losses[:tenth], result.losses[-tenth:]
+        means = f"(means of the first and last {tenth} steps)"
+        logger.info("loss: %.3f → %.3f %s", mean(first), mean(last), means)
+        logger.info(
+            "speed: %d steps on %d %s in %.1f s, %.1f samples per second",
+            *(steps, ranks, "rank" if ranks == 1 else "ranks"),
+            *(result.seconds, result.samples_per_second),
+        )
+    found = result.evaluation_loss, result.accuracy
+    logger.info("evaluation: loss %.3f, accuracy %.3f", *found)
+
+
+@record
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train with the options of the command line; returns the exit code.
+
+    What the user can mend is one line and code 1, or 2 for the options.
+    """
     start()
     try:
-        train(options)
-    except (DataError, TrainingError, CheckpointError) as error:
-        sys.stderr.write(f"miniddp.train: error: {error}\n")  # in one piece: all ranks write there
-        sys.exit(1)
-    finally:
-        destroy_process_group()
+        parse = partial(parse_options, arguments)
+        train(succeed_together(parse, OptionsError))
+    except (OptionsError, DataError, TrainingError, CheckpointError) as error:
+        say_once(f"miniddp.train: error: {error}")
+        return 2 if isinstance(error, OptionsError) else 1
+    destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
-    # Everything is saved. Python's own end would now and then abort in a thread of a C++ library
-    # that asks for the interpreter while it goes away, and torchrun would report a failure.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    run(main)

@@ -10,8 +10,9 @@ import datasets
 import huggingface_hub.constants
 import pytest
 
-from miniddp import data
-from miniddp.data import DataError, collate, encode, from_hub, hub_problem, load_mrpc
+from miniddp import data, hub
+from miniddp.data import DataError, collate, encode, load_mrpc
+from miniddp.hub import from_hub, hub_problem
 from miniddp.model import train_tokenizer
 
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
@@ -20,12 +21,12 @@ ROW = '1\t10\t11\tShe said "no" to him.\t"No," she told him.\n'
 
 @pytest.fixture
 def no_hub(monkeypatch):
-    monkeypatch.setattr(data, "hub_problem", lambda: "there is no network in this test")
+    monkeypatch.setattr(hub, "hub_problem", lambda: "there is no network in this test")
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    monkeypatch.setattr(data, "hub_problem", lambda: None)
+def hub_answers(monkeypatch):
+    monkeypatch.setattr(hub, "hub_problem", lambda: None)
 
 
 def write(folder: Path, train: str | bytes, test: str | bytes = HEADER + ROW) -> Path:
@@ -50,7 +51,7 @@ def test_sample_is_split_without_overlap(no_hub, caplog):
     assert sorted(train[:]["idx"] + test[:]["idx"]) == list(range(len(train) + len(test)))
     assert 0.18 < len(test) / (len(train) + len(test)) < 0.22
     assert "no network in this test" in caplog.text
-    assert f"train data from the sample that comes with miniddp: {len(train)} pairs" in caplog.text
+    assert f"train data from miniddp's sample: {len(train)} pairs" in caplog.text
 
 
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
@@ -77,7 +78,7 @@ def test_files_of_a_folder_keep_quotes_as_text(tmp_path, caplog, bom, end):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", ": expected a header and rows, found an empty file"),
+        ("", ", line 1: expected the header"),
         (HEADER, ": expected rows after the header, found none"),
         (ROW, ", line 1: expected the header"),
         (
@@ -116,7 +117,7 @@ def test_a_split_that_does_not_exist_is_refused():
         load_mrpc(split="dev")
 
 
-def test_hub_gives_the_pinned_revision_in_the_order_of_the_original_files(monkeypatch, hub):
+def test_hub_gives_the_pinned_revision_in_the_order_of_the_original_files(monkeypatch, hub_answers):
     asked = []
 
     def load_dataset(*args, **kwargs):
@@ -129,7 +130,7 @@ def test_hub_gives_the_pinned_revision_in_the_order_of_the_original_files(monkey
     assert asked == [("nyu-mll/glue", "mrpc", data.DATASET_REVISION, "train+validation")]
 
 
-def test_a_hub_that_fails_after_it_answered_gives_none_and_the_reason(hub, caplog):
+def test_a_hub_that_fails_after_it_answered_gives_none_and_the_reason(hub_answers, caplog):
     def load():
         raise ConnectionError("reset\nby peer")
 

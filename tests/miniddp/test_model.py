@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from miniddp import data, run_ranks
+from miniddp import data, hub, run_ranks
 from miniddp.model import (
     MODEL_ID,
     MODEL_REVISION,
@@ -23,12 +23,12 @@ def sentences():
 
 @pytest.fixture
 def no_hub(monkeypatch):
-    monkeypatch.setattr(data, "hub_problem", lambda: "there is no network in this test")
+    monkeypatch.setattr(hub, "hub_problem", lambda: "there is no network in this test")
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    monkeypatch.setattr(data, "hub_problem", lambda: None)
+def hub_answers(monkeypatch):
+    monkeypatch.setattr(hub, "hub_problem", lambda: None)
 
 
 @pytest.mark.parametrize(("size", "published"), [("135m", 134_515_008), ("360m", 361_821_120)])
@@ -91,7 +91,7 @@ def test_a_size_that_does_not_exist_is_refused():
 
 
 def test_small_models_never_ask_the_hub(monkeypatch, caplog):
-    monkeypatch.setattr(data, "hub_problem", lambda: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(hub, "hub_problem", lambda: pytest.fail("the hub was asked"))
     caplog.set_level(logging.INFO)
     tokenizer = load_tokenizer(sentences(), "tiny")
     load_model("tiny")
@@ -116,7 +116,9 @@ def test_without_hub_the_largest_model_is_random(no_hub, monkeypatch, caplog):
     assert "model 360m: random weights" in caplog.text
 
 
-def test_the_hub_gives_pinned_weights_as_float32_that_pad_as_the_tokenizer_does(monkeypatch, hub):
+def test_the_hub_gives_pinned_weights_as_float32_that_pad_as_the_tokenizer_does(
+    monkeypatch, hub_answers
+):
     asked = []
 
     def from_pretrained(model_id, **options):
@@ -133,7 +135,7 @@ def test_the_hub_gives_pinned_weights_as_float32_that_pad_as_the_tokenizer_does(
     assert model.config.pad_token_id == train_tokenizer(["a b"], 300).pad_token_id
 
 
-def test_the_hub_gives_the_pinned_tokenizer(monkeypatch, hub):
+def test_the_hub_gives_the_pinned_tokenizer(monkeypatch, hub_answers):
     asked = []
     trained = train_tokenizer(sentences(), 500)
 

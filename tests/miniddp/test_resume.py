@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from miniddp import run_ranks
-from miniddp.options import Options, TrainingError
-from miniddp.report import Result
-from miniddp.resume import MAY_CHANGE
-from miniddp.state_file import CheckpointError, read_state
+from miniddp.checkpoint import CheckpointError, read_state
+from miniddp.options import Options
+from miniddp.train import MAY_CHANGE, Result, TrainingError
 
-from .training_cases import OFFLINE, SHORT, write_pairs
+from .training_cases import OFFLINE, SHORT, train_each, write_pairs
 
 STEPS_IN_EPOCH = 5
 STOPS = [3, 5, 7, 10]
 """In the middle of an epoch, at its end, in the middle of the next one, at the end of training."""
 
 STATES = {"model", "optimizer", "scheduler", "scaler", "sampler"}
-MEASURED = {"seconds", "samples_per_second", "sync_share"}
+MEASURED = {"seconds", "samples_per_second"}
 
 
 def two_epochs(folder: Path, world_size: int) -> Options:
@@ -116,6 +115,16 @@ def test_random_numbers_belong_to_the_state_and_checkpoints_come_every_so_many_s
     assert resumed.losses == with_dropout.losses[4:]
 
 
+def test_a_resume_at_the_last_step_evaluates_and_trains_nothing(options, saved):
+    finished = replace(options, resume=str(saved), steps=2)
+    straight = replace(options, steps=2)
+    results = train_each(2, straight, finished)
+    for once, again in results:
+        assert (again.losses, again.first_step) == ([], 2)
+        assert again.accuracy == once.accuracy
+        assert again.evaluation_loss == once.evaluation_loss
+
+
 def error_of(options: Options) -> str:
     from miniddp.train import train
 
@@ -152,16 +161,16 @@ def test_what_cannot_be_resumed_is_named_on_every_rank_in_one_line(tmp_path, opt
 
     cases = {
         "cannot read": resume(tmp_path / "nowhere"),
-        "there is no checkpoint in": resume(tmp_path / "empty"),
+        "cannot resume: no checkpoint in": resume(tmp_path / "empty"),
         "is damaged": resume(tmp_path / "damaged"),
-        "cut off: it has 5000 bytes": resume(tmp_path / "cut"),
+        "cut is damaged: its SHA-256 is another": resume(tmp_path / "cut"),
         "is no checkpoint": resume(tmp_path / "other"),
         "was saved with --lr 0.001, not 0.01": resume(file, lr=0.01),
         "was saved with --ddp simple, not torch": resume(saved, ddp="torch"),
         "saved with length=42, now it is 44": resume(saved, data_dir=other_data),
         "saved with seed=0, now it is 5": resume(saved, seed=5),
-        "nothing is left to train: the checkpoint is of step 2 of 2": resume(saved, steps=2),
-        "go on from them with --resume auto": replace(options, checkpoint=str(saved)),
+        "2 steps are taken, of 1": resume(saved, steps=1),
+        "go on with --resume auto": replace(options, checkpoint=str(saved)),
     }
 
     def errors(rank):
@@ -187,7 +196,8 @@ def test_a_checkpoint_of_other_data_of_the_same_length_is_refused(tmp_path, opti
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(options, saved):
     resume = replace(options, resume=str(saved))
     for found in run_ranks(lambda rank: error_of(resume), 3, timeout=120, env=OFFLINE):
-        assert "was saved on 2 ranks, now there are 3" in found
+        assert "saved on 2 ranks, now there are 3" in found
+        assert "shared_only" not in found
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "profile", "tensorboard"])

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from torch import nn
 
 from miniddp import data, run_ranks
 from miniddp.options import Options
-from miniddp.report import Result
-from miniddp.training_step import TrainingStep
+from miniddp.train import Result
+from miniddp.training_step import WRAPPERS, train_step
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
@@ -52,9 +53,9 @@ def learn(steps, ddp="simple", weights=None, lr=0.1, **options) -> torch.Tensor:
     """The weights after these steps of SGD, each a list of micro-batches."""
     module = build_regression()
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
-    step = TrainingStep(module, optimizer, ddp, **options)
+    model = WRAPPERS[ddp](module)
     for micro_batches in steps:
-        step(micro_batches, weights)
+        train_step(model, optimizer, micro_batches, weights, **options)
     return flat(module)
 
 
@@ -84,7 +85,10 @@ def write_pairs(folder: Path, count: int) -> Path:
 
 
 def command(
-    *arguments: str, ranks: int | None = None, stderr: int = subprocess.PIPE
+    *arguments: str,
+    ranks: int | None = None,
+    stderr: int = subprocess.PIPE,
+    program: Sequence[str] = ("-m", "miniddp.train"),
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
     launcher = (
@@ -93,7 +97,7 @@ def command(
         else []
     )
     process = subprocess.Popen(
-        [sys.executable, *launcher, "-m", "miniddp.train", *arguments],
+        [sys.executable, *launcher, *program, *arguments],
         env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=stderr,
