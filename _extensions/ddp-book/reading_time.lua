@@ -7,11 +7,14 @@ local M = {}
 
 local WORDS_PER_MINUTE = 200
 
+-- Quarto hides the texts of the navigation in the page until it is rendered.
+local function is_shown(block) return not (block.classes and block.classes:includes "hidden") end
+
 -- Minutes, for the words of the prose: code is not counted. Nil for a page that is not a chapter.
 function M.of(doc)
   if not project.page:match("^chapters/%d") then return nil end
   local words = 0
-  doc.blocks:walk {
+  doc.blocks:filter(is_shown):walk {
     Str = function(str)
       if str.text:match("[%w\128-\255]") then words = words + 1 end
     end,

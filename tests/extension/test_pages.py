@@ -21,6 +21,11 @@ def test_reading_time_counts_words_of_prose(render, words, minutes):
     assert f'<div class="reading-time">\n{minutes} min read\n</div>' in done.stdout
 
 
+def test_reading_time_leaves_out_what_quarto_hides(render):
+    html = render(PAGE, f"# T\n\nText.\n\n::: hidden\n{'word ' * 400}\n:::\n").stdout
+    assert "1 min read" in html
+
+
 def test_reading_time_stands_under_the_title(render):
     html = render(PAGE, "# The ring\n\nText.\n").stdout
     assert html.index("</h1>") < html.index("min read") < html.index("Text.")
