@@ -37,12 +37,11 @@ def plan_buckets(
 def view_like(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
     """The part of `flat` from element `offset` on, shaped like the parameter.
 
-    It has the parameter's strides too (channels-last weights), as autograd and
-    the optimizer expect of a gradient, unless the parameter leaves gaps.
+    It has the parameter's strides too, unless that has gaps in memory.
     """
-    strides = sorted(zip(parameter.stride(), parameter.size(), strict=True))
     expected = 1
-    for stride, size in strides:
+    dimensions = zip(parameter.stride(), parameter.shape, strict=True)
+    for stride, size in sorted(dimensions):
         if size != 1 and stride != expected:
             return flat[offset:][: parameter.numel()].view(parameter.size())
         expected *= size
@@ -55,7 +54,7 @@ def same_memory(gradient: Tensor | None, view: Tensor) -> bool:
 
 
 class Bucket:
-    """Gradients of some parameters, one behind the other in one flat buffer.
+    """Gradients of some parameters, one behind the other in a flat `buffer()`.
 
     The methods are those of `torch.distributed.GradBucket`, so that a
     communication hook for torch's DDP works on it. `indices` are the numbers
@@ -78,28 +77,22 @@ class Bucket:
         ]
 
     def index(self) -> int:
-        """The place of the bucket in the order of launching."""
         return self._index
 
+    def is_last(self) -> bool:
+        return self._is_last
+
     def buffer(self) -> Tensor:
-        """The flat buffer: one dimension, all gradients of the bucket."""
         return self._flat
 
     def set_buffer(self, buffer: Tensor) -> None:
-        """Replace the contents of the flat buffer."""
         self._flat.copy_(buffer)
 
     def gradients(self) -> list[Tensor]:
-        """Views into the flat buffer, each with its parameter's shape."""
         return list(self._views)
 
     def parameters(self) -> list[Tensor]:
-        """The parameters whose gradients travel here."""
         return list(self._parameters)
-
-    def is_last(self) -> bool:
-        """Whether this is the last bucket of the backward pass."""
-        return self._is_last
 
 
 def build_buckets(
@@ -113,11 +106,13 @@ def build_buckets(
     While the order is not known, the last parameters' bucket goes first.
     """
     cap = int((25 if cap_mb is None else cap_mb) * MIB)
-    num_bytes = [parameter.nbytes for parameter in parameters]
-    kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
-    first_cap = MIB if cap_mb is None else cap
-    each = range(len(parameters)) if order is None else order
-    plan = plan_buckets(num_bytes, kinds, each, cap, first_cap)
+    plan = plan_buckets(
+        [parameter.nbytes for parameter in parameters],
+        [(parameter.dtype, parameter.device) for parameter in parameters],
+        range(len(parameters)) if order is None else order,
+        cap,
+        first_cap_bytes=MIB if cap_mb is None else cap,
+    )
     if order is None:
         plan.sort(key=min, reverse=True)
     buckets = [
