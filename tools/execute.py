@@ -236,18 +236,14 @@ def clean(notebook: Any, scrubber: scrub.Scrubber) -> None:
 
 
 def merged(outputs: list[Any]) -> list[Any]:
-    """Neighbouring texts as one per stream: how they were cut depends on timing."""
+    """Neighbouring texts as one, stderr as the last: when either arrives depends on timing."""
     found: list[Any] = []
-    streams: dict[str, Any] = {}
-    for output in outputs:
-        if output.output_type != "stream":
-            streams = {}
-            found.append(output)
-        elif output.name in streams:
-            streams[output.name].text += output.text
+    errors = [output for output in outputs if output.get("name") == "stderr"]
+    for output in (output for output in outputs if output not in errors):
+        if output.output_type == "stream" and found and found[-1].output_type == "stream":
+            found[-1].text += output.text
         else:
-            streams[output.name] = output
             found.append(output)
-            if output.name == "stdout" and "stderr" in streams:
-                found[-2:] = [found[-1], found[-2]]
-    return found
+    if errors:
+        errors[0].text = "".join(error.text for error in errors)
+    return found + errors[:1]
