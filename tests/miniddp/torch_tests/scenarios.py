@@ -21,10 +21,15 @@ from torch.futures import Future
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import miniddp.bucket
 import miniddp.hooks
 
 BATCH = 4
 VIEWS = (False, True)
+
+
+def of_torch(wrap: Any) -> bool:
+    return wrap is nn.parallel.DistributedDataParallel
 
 
 def equal(actual: Tensor | None, expected: Tensor | None) -> None:
@@ -463,17 +468,29 @@ def powersgd_that_starts_too_early(wrap: Any, rank: int, world_size: int) -> Non
     """Compression with memory cannot begin before the plan of buckets is final."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as theirs
 
-    module: Any = theirs if wrap is nn.parallel.DistributedDataParallel else miniddp.hooks
+    module: Any = theirs if of_torch(wrap) else miniddp.hooks
     for start in (0, 1):
-        for feedback, warm in ((True, True), (True, False), (False, True)):
-            with pytest.raises(ValueError, match="start_powerSGD_iter"):
-                module.PowerSGDState(
-                    None,
-                    matrix_approximation_rank=1,
-                    start_powerSGD_iter=start,
-                    use_error_feedback=feedback,
-                    warm_start=warm,
-                )
+        with pytest.raises(ValueError, match="start_powerSGD_iter"):
+            module.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=start)
+
+
+def plans_of_buckets(wrap: Any, rank: int, world_size: int) -> None:
+    """By reached size, the first bucket of a dtype by a limit of its own, dtypes apart."""
+    same, mixed = [torch.float32] * 4, [torch.float32, torch.float64] * 3
+    for dtypes, sizes, first, other, expected in [
+        (same, [30, 60, 30, 10], 120, 120, [[0], [1], [2], [3]]),
+        (mixed, [15, 8, 15, 8, 15, 8], 120, 120, [[0, 2], [1, 3], [4], [5]]),
+        (same, [10, 10, 10, 10], 40, 80, [[0], [1, 2], [3]]),
+        (mixed, [15, 8, 15, 8, 15, 8], 60, 120, [[0], [1], [2, 4], [3, 5]]),
+    ]:
+        tensors = [torch.empty(n, dtype=kind) for n, kind in zip(sizes, dtypes, strict=True)]
+        if of_torch(wrap):
+            found, _ = dist._compute_bucket_assignment_by_size(tensors, [first, other])
+        else:
+            num_bytes = [tensor.nbytes for tensor in tensors]
+            order = range(len(tensors))
+            found = miniddp.bucket.plan_buckets(num_bytes, dtypes, order, other, first)
+        assert found == expected
 
 
 def two_forwards_with_batch_norm(wrap: Any, rank: int, world_size: int) -> None:

@@ -105,7 +105,6 @@ DISTRIBUTED_TEST = {
         "test_ddp_compile_static_graph",
         "test_ddp_new_tensor_in_fwd_static_graph",
         "test_ddp_static_graph_nested_types",
-        "test_different_graph_across_ranks",
         "test_invalid_static_graph",
         "test_static_graph_multi_forward",
     ),
@@ -149,6 +148,7 @@ DISTRIBUTED_TEST = {
         "test_ddp_comm_hook_logging",
         "test_ddp_logging_data_cpu",
         "test_ddp_logging_data_gpu",
+        "test_different_graph_across_ranks",
         "test_dump_DDP_relevant_env_vars",
     ),
     **not_applicable(
@@ -225,6 +225,13 @@ TEST_C10D_COMMON = {
     ),
     **passes("test_dataclass_output", scenario=s.outputs_in_a_dataclass),
     **passes("test_dataclass_output_unused_param", scenario=s.dataclass_without_one_output),
+    **passes(
+        "test_multi_limit_multi_dtype",
+        "test_multi_limit_single_dtype",
+        "test_single_limit_multi_dtype",
+        "test_single_limit_single_dtype",
+        scenario=s.plans_of_buckets,
+    ),
     **passes("test_invalid_powerSGD_state", scenario=s.powersgd_that_starts_too_early),
     **not_applicable(
         "SyncBatchNorm, which torch has on GPUs only",
