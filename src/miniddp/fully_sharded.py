@@ -138,7 +138,7 @@ class FullyShardedModule(nn.Module):
     def _split(self, whole: Tensor) -> list[Tensor]:
         """A view per slot; one split, so that backward builds one gradient."""
         sizes = [slot.shape.numel() for slot in self._slots]
-        *views, _ = whole.split([*sizes, len(whole) - sum(sizes)])
+        *views, _ = torch.split(whole, [*sizes, len(whole) - sum(sizes)])
         slots = zip(views, self._slots, strict=True)
         return [view.view(slot.shape) for view, slot in slots]
 

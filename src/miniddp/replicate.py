@@ -15,13 +15,18 @@ Group = dist.ProcessGroup | None
 
 
 def broadcast_module(
-    module: nn.Module, process_group: Group = None, src: int = 0
+    module: nn.Module,
+    process_group: Group = None,
+    src: int = 0,
+    buffers: bool = True,
 ) -> None:
-    """Overwrite all parameters and buffers with those of rank `src`, in place.
+    """Overwrite parameters, and `buffers`, with those of rank `src`, in place.
 
     `src` counts within the group. Shapes and dtypes must agree on all ranks.
     """
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors: list[Tensor] = [*module.parameters()]
+    if buffers:
+        tensors += module.buffers()
     broadcast_coalesced(tensors, process_group, src)
 
 
@@ -40,7 +45,10 @@ def broadcast_coalesced(
         parts = torch.split(data, [tensor.nbytes for tensor in message])
         for tensor, part in zip(message, parts, strict=True):
             # clone: a dtype's view must begin at a multiple of its size
-            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+            new = part.clone().view(tensor.dtype).view(tensor.shape)
+            # what is expanded (stride 0) is written once
+            once = tuple(slice(None if s else 1) for s in tensor.stride())
+            tensor[once].copy_(new[once])
 
 
 def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

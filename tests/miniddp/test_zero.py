@@ -806,7 +806,7 @@ MISTAKES = {
     nothing_to_shard: "ValueError: Tanh has no parameter",
     wrapped_elsewhere: "ValueError: Linear '' is in another unit already",
     wrapped_in_one_of_two_places: "ValueError: Linear 'again' is in another unit already",
-    different_modules: "ValueError: replicas differ: parameter 'weight' with shape=(2, 2)",
+    different_modules: "ValueError: replicas differ: parameter 'weight' ((2, 2) ",
     step_before_backward: "RuntimeError: the parameters of a FullyShardedModule changed between",
     raises_in_forward: "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
 }
