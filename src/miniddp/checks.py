@@ -1,8 +1,9 @@
 """What `DistributedDataParallel` refuses, each with a sentence."""
 
 import inspect
+import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,9 @@ NOT_HERE = (
 )
 
 CURES = (
-    "Use every parameter in the loss, freeze it before wrapping, or pass "
-    "find_unused_parameters=True."
+    "Cure it by making sure all `forward` function outputs participate in "
+    "calculating loss, by freezing what is unused before wrapping, or by "
+    "passing the keyword argument `find_unused_parameters=True`."
 )
 
 
@@ -34,6 +36,27 @@ def refuse_options(options: Mapping[str, Any]) -> None:
                 f"miniddp's DistributedDataParallel has no {name}: "
                 "leave it out, or use torch's class"
             )
+
+
+class BufferSync(NamedTuple):
+    """When rank 0's buffers are copied to all ranks."""
+
+    at_start: bool
+    in_forward: bool
+
+
+def buffer_sync(broadcast: bool | None, forward: bool | None) -> BufferSync:
+    """What torch makes of its two options, with its warning."""
+    if broadcast is not None:
+        warnings.warn(
+            "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` "
+            "instead, which copies buffers at the start also when False.",
+            FutureWarning,
+            stacklevel=3,
+        )
+    if forward is not None:
+        return BufferSync(True, forward)
+    return BufferSync(broadcast is not False, broadcast is not False)
 
 
 def check_module(
@@ -120,7 +143,7 @@ def not_finished(names: Sequence[str], ready: Container[int]) -> RuntimeError:
     missing = [name for i, name in enumerate(names) if i not in ready]
     return RuntimeError(
         "Expected to have finished reduction in the prior iteration before "
-        "starting a new one. Parameters that got no gradient on rank "
+        "starting a new one: parameters which did not receive grad for rank "
         f"{dist.get_rank()}: {listed(missing)}. {CURES}"
     )
 
@@ -150,6 +173,13 @@ def second_backward() -> RuntimeError:
         "backward ran again through a forward pass whose gradients are "
         "averaged already: call the model again first, or run the first "
         "forward and backward inside no_sync()"
+    )
+
+
+def second_hook() -> RuntimeError:
+    return RuntimeError(
+        "register_comm_hook or register_builtin_comm_hook can only be called "
+        "once."
     )
 
 

@@ -77,14 +77,13 @@ class DistributedDataParallel(nn.Module):
         if init_sync:
             replicate.verify_replicas(module, process_group, values=False)
         checks.check_module(module, device_ids, output_device)
+        sync = checks.buffer_sync(broadcast_buffers, forward_sync_buffers)
         if init_sync:
-            replicate.broadcast_module(module, process_group)
-        if forward_sync_buffers is None:
-            forward_sync_buffers = broadcast_buffers is not False
+            replicate.broadcast_module(module, process_group, 0, sync.at_start)
         self.module = module
         self.process_group = process_group or dist.group.WORLD
         self.device_ids = device_ids
-        self.forward_sync_buffers = forward_sync_buffers
+        self.forward_sync_buffers = sync.in_forward
         self.find_unused_parameters = find_unused_parameters
         self.check_reduction = check_reduction
         self.gradient_as_bucket_view = gradient_as_bucket_view
@@ -125,7 +124,7 @@ class DistributedDataParallel(nn.Module):
         """
         checks.check_hook(hook)
         if self.reducer.comm_hook:
-            raise RuntimeError("register_comm_hook can only be called once.")
+            raise checks.second_hook()
         self.reducer.comm_hook = hook, state
 
     def __getstate__(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def wait_for(future: Any, bucket: Any) -> None:
         return
     if not isinstance(future, torch._C.Future):
         raise RuntimeError(
-            "callback must return a torch.futures.Future, but got "
+            "callback must return a torch.futures.Future object, but got "
             f"{type(future).__name__}"
         )
     result: Any = future.wait()

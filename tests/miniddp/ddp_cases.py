@@ -16,7 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from miniddp.process import device
+
 from ..parity import row
+from .ranks import all_gather
 
 STEPS = 4
 BATCH = 6
@@ -79,7 +82,7 @@ class TwoPaths(nn.Module):
 
 def joined(step: int, world_size: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
     """The joined batch of a step: the same on every rank."""
-    generator = torch.Generator().manual_seed(1000 + step)
+    generator = torch.Generator(device()).manual_seed(1000 + step)
     x = torch.randn(world_size * batch, 5, generator=generator)
     return x, torch.randint(3, (world_size * batch,), generator=generator)
 
@@ -118,9 +121,7 @@ def assert_equal_on_all_ranks(model: nn.Module) -> None:
         for tensor in (parameter.detach(), parameter.grad):
             if tensor is None:
                 continue
-            others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-            dist.all_gather(others, tensor.contiguous())
-            assert all(torch.equal(tensor, other) for other in others), name
+            assert all(torch.equal(tensor, other) for other in all_gather(tensor)), name
 
 
 @parity("averaging", CLOSE)
@@ -212,8 +213,7 @@ def accumulation(wrap: Any, rank: int, world_size: int) -> None:
 
 def assert_differs_between_ranks(model: nn.Module) -> None:
     gradient = next(model.parameters()).grad
-    others = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
-    dist.all_gather(others, gradient.contiguous())
+    others = all_gather(gradient)
     assert all(not torch.allclose(a, b) for i, a in enumerate(others) for b in others[i + 1 :]), (
         "gradients are synchronised already"
     )
@@ -286,7 +286,7 @@ def tied_weights(wrap: Any, rank: int, world_size: int) -> None:
     """A weight that is used in two places is averaged once."""
     ddp, single = wrap(seeded(Tied, rank)), reference(Tied)
     for step in range(3):
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator(device()).manual_seed(step)
         tokens = torch.randint(11, (4 * world_size, 6), generator=generator)
         (local,) = part(rank, world_size, tokens)
         ddp.zero_grad()
@@ -365,14 +365,18 @@ def buffers_left_alone(wrap: Any, rank: int, world_size: int) -> None:
     if world_size == 1:
         return
     torch.manual_seed(rank)
-    ddp = wrap(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), broadcast_buffers=False)
+    module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    module[1].num_batches_tracked += rank
+    with pytest.warns(FutureWarning, match="broadcast_buffers"):
+        ddp = wrap(module, broadcast_buffers=False)
+    assert module[1].num_batches_tracked == rank
+    module[1].num_batches_tracked.zero_()
     for _ in range(2):
         ddp(torch.randn(8, 5)).sum().backward()
     ddp.eval()
     with torch.no_grad():
         ddp(torch.zeros(2, 5))
-    means = [torch.empty(4) for _ in range(world_size)]
-    dist.all_gather(means, ddp.module[1].running_mean)
+    means = all_gather(ddp.module[1].running_mean)
     assert not any(torch.equal(means[0], mean) for mean in means[1:])
 
 
@@ -458,7 +462,7 @@ def autocast(wrap: Any, rank: int, world_size: int) -> None:
         single.zero_grad()
         x, y = joined(step, world_size)
         local_x, local_y = part(rank, world_size, x, y)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device().type, dtype=torch.bfloat16):
             ours = F.cross_entropy(ddp(local_x), local_y)
             theirs = F.cross_entropy(single(x), y)
         ours.backward()
@@ -557,7 +561,8 @@ def channels_last(wrap: Any, rank: int, world_size: int) -> None:
     for step in range(2):
         ddp.zero_grad()
         single.zero_grad()
-        x = torch.randn(2 * world_size, 4, 5, 5, generator=torch.Generator().manual_seed(step))
+        generator = torch.Generator(device()).manual_seed(step)
+        x = torch.randn(2 * world_size, 4, 5, 5, generator=generator)
         (local,) = part(rank, world_size, x)
         ddp(local).square().mean().backward()
         single(x).square().mean().backward()
