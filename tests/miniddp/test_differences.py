@@ -16,17 +16,17 @@ from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
 import miniddp
 from miniddp import checks, hooks, ring, zero
-from miniddp.launch import run_ranks
 
 from ..parity import row
 from .ddp_cases import Mlp, TwoPaths, assert_equal_on_all_ranks
+from .ranks import run
 
 TorchDDP = nn.parallel.DistributedDataParallel
 OurDDP = miniddp.DistributedDataParallel
 
 
 def on_two_ranks(case: Callable[[int], None]) -> None:
-    run_ranks(quietly, 2, case)
+    run(quietly, 2, case)
 
 
 def quietly(rank: int, case: Callable[[int], None]) -> None:

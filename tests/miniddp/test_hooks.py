@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import miniddp
 from miniddp import hooks
-from miniddp.launch import run_ranks
+from miniddp.process import device
 
 from .ddp_cases import Mlp, assert_equal_on_all_ranks, joined, part, reference, seeded
+from .ranks import run
 
 
 def gradients(rank: int, hook: Any, state: Any = None, steps: int = 1) -> list[torch.Tensor]:
@@ -47,7 +48,7 @@ def compare_with_one_process(rank: int) -> None:
 
 
 def test_the_mean_up_to_the_precision_of_what_is_sent() -> None:
-    run_ranks(compare_with_one_process, 2)
+    run(compare_with_one_process, 2)
 
 
 def large_gradients(rank: int) -> bool:
@@ -61,7 +62,7 @@ def large_gradients(rank: int) -> bool:
 
 
 def test_dividing_comes_before_the_sum() -> None:
-    assert all(run_ranks(large_gradients, 2))
+    assert all(run(large_gradients, 2))
 
 
 class Wide(nn.Module):
@@ -87,8 +88,8 @@ def low_rank(rank: int, approximation: int, forget: bool = False) -> list[float]
     errors = []
     for step in range(12):
         ddp.zero_grad()
-        x = torch.randn(2, 1, 20, generator=torch.Generator().manual_seed(step))
-        target = torch.randn(2, 1, 12, generator=torch.Generator().manual_seed(100 + step))
+        x = torch.randn(2, 1, 20, generator=torch.Generator(device()).manual_seed(step))
+        target = torch.randn(2, 1, 12, generator=torch.Generator(device()).manual_seed(100 + step))
         (ddp(x[rank]) * target[rank]).sum().backward()
         exact = torch.einsum("rbo,rbi->oi", target, x) / 2
         sent += ddp.module.weight.grad
@@ -102,11 +103,11 @@ def low_rank(rank: int, approximation: int, forget: bool = False) -> list[float]
 
 
 def test_power_sgd_is_exact_where_the_rank_suffices() -> None:
-    assert max(run_ranks(low_rank, 2, 3)[0]) < 1e-4
+    assert max(run(low_rank, 2, 3)[0]) < 1e-4
 
 
 def test_power_sgd_makes_up_for_what_it_lost() -> None:
-    errors, forgetful = run_ranks(low_rank, 2, 1)[0], run_ranks(low_rank, 2, 1, True)[0]
+    errors, forgetful = run(low_rank, 2, 1)[0], run(low_rank, 2, 1, True)[0]
     assert errors[1] < 1e-4, "the first iterations are not compressed"
     assert errors[2] > 0.01, "rank 1 cannot hold a matrix of rank 2"
     assert errors[-1] < forgetful[-1], "what a step lost is sent later"
@@ -131,7 +132,7 @@ def with_torch(rank: int) -> list[torch.Tensor]:
 
 
 def test_torch_takes_these_hooks_too() -> None:
-    (mean, rounded, local), (other_mean, _, other_local) = run_ranks(with_torch, 2)
+    (mean, rounded, local), (other_mean, _, other_local) = run(with_torch, 2)
     assert torch.equal(mean, other_mean)
     torch.testing.assert_close(mean, (local + other_local) / 2)
     torch.testing.assert_close(rounded, mean, rtol=1e-2, atol=1e-4)

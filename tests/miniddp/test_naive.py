@@ -11,10 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from miniddp.launch import RankResults, run_ranks
+from miniddp.launch import RankResults
 from miniddp.naive import SimpleDDP
 from miniddp.process import device
 from miniddp.replicate import broadcast_module
+
+from .ranks import run
 
 STEPS = 4
 MICRO_BATCHES = 3
@@ -83,8 +85,8 @@ def train_alone(world_size: int, micro_batches: int) -> list[tuple[Snapshot, Sna
     return history
 
 
-def train(rank: int, micro_batches: int, sync: bool, kind: str) -> list[tuple[Snapshot, Snapshot]]:
-    net = make_net(rank).to(kind if kind == "cpu" else device())
+def train(rank: int, micro_batches: int, sync: bool) -> list[tuple[Snapshot, Snapshot]]:
+    net = make_net(rank).to(device())
     broadcast_module(net)
     ddp = SimpleDDP(net)
     optimizer = optimizer_of(ddp)
@@ -120,17 +122,11 @@ def assert_same(found: Snapshot, expected: Snapshot) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def kinds_of_device() -> list[Any]:
-    needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    return ["cpu", pytest.param("cuda", marks=needs_gpu)]
-
-
-@pytest.mark.parametrize("kind", kinds_of_device())
 @pytest.mark.parametrize("micro_batches", [1, MICRO_BATCHES])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_rank_trains_like_one_process(world_size: int, micro_batches: int, kind: str) -> None:
+def test_every_rank_trains_like_one_process(world_size: int, micro_batches: int) -> None:
     expected = train_alone(world_size, micro_batches)
-    for history in run_ranks(train, world_size, micro_batches, True, kind):
+    for history in run(train, world_size, micro_batches, True, default_device=False):
         for found, wanted in zip(history, expected, strict=True):
             assert "unused" not in found[0]
             assert "frozen.weight" not in found[0]
@@ -139,7 +135,7 @@ def test_every_rank_trains_like_one_process(world_size: int, micro_batches: int,
 
 
 def test_without_synchronisation_the_ranks_diverge() -> None:
-    one, other = run_ranks(train, 2, 1, False, "cpu")
+    one, other = run(train, 2, 1, False, default_device=False)
     expected = train_alone(2, 1)
     for step in range(STEPS):
         for name, gradient in expected[step][0].items():
@@ -320,7 +316,7 @@ def all_cases(rank: int) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ranks() -> RankResults:
-    return run_ranks(all_cases, 3)
+    return run(all_cases, 3)
 
 
 def of(ranks: RankResults, case: str, key: str) -> list[Any]:

@@ -9,8 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from miniddp.launch import RankResults, run_ranks
+from miniddp.launch import RankResults
+from miniddp.process import device
 from miniddp.replicate import broadcast_module, verify_replicas
+
+from .ranks import run
 
 
 class Everything(nn.Module):
@@ -97,27 +100,27 @@ BROKEN: dict[str, Callable[[int], nn.Module]] = {
         torch.float16 if rank == 0 else torch.float32
     ),
     "frozen": lambda rank: seeded(0, lambda: nn.Linear(2, 2)).requires_grad_(rank != 1),
-    "device": lambda rank: nn.Linear(2, 2, device="meta" if rank == 1 else "cpu"),
+    "device": lambda rank: nn.Linear(2, 2, device="meta" if rank == 1 else device()),
     "meta": lambda rank: nn.Linear(2, 2, device="meta"),
 }
 
 EXPECTED = {
-    "value": r"replicas differ: buffer 'norm.running_var' \(\(4,\) torch.float32 cpu #\w{16}\) on "
-    r"rank 0, buffer 'norm.running_var' \(\(4,\) torch.float32 cpu #\w{16}\) on rank 1",
-    "count": r"replicas differ: nothing on rank 0, parameter 'bias' \(\(2,\) torch.float32 cpu "
-    r"trained #\w{16}\) on rank 2",
+    "value": r"replicas differ: buffer 'norm.running_var' \(\(4,\) torch.float32 (cpu|cuda) "
+    r"#\w{16}\) on rank 0, buffer 'norm.running_var' \(\(4,\) torch.float32 (cpu|cuda) #\w{16}\) on rank 1",
+    "count": r"replicas differ: nothing on rank 0, parameter 'bias' \(\(2,\) torch.float32 "
+    r"(cpu|cuda) trained #\w{16}\) on rank 2",
     "name": r"replicas differ: parameter 'a' \(.*\) on rank 0, parameter 'b' \(.*\) on rank 1",
     "kind": r"replicas differ: parameter 'a' \(.*\) on rank 0, buffer 'a' \(.*\) on rank 1",
     "shape": r"replicas differ: parameter 'weight' \(\(3, 2\) .*\) on rank 0, "
     r"parameter 'weight' \(\(4, 2\) .*\) on rank 1",
     "dtype": r"replicas differ: parameter 'weight' \(.* torch.float16 .*\) on rank 0, "
     r"parameter 'weight' \(.* torch.float32 .*\) on rank 1",
-    "frozen": r"replicas differ: parameter 'weight' \(.* cpu trained #.*\) on rank 0, "
-    r"parameter 'weight' \(.* cpu #.*\) on rank 1",
-    "device": r"replicas differ: parameter 'weight' \(.* cpu .*\) on rank 0, "
+    "frozen": r"replicas differ: parameter 'weight' \(.* (cpu|cuda) trained #.*\) on rank 0, "
+    r"parameter 'weight' \(.* (cpu|cuda) #.*\) on rank 1",
+    "device": r"replicas differ: parameter 'weight' \(.* (cpu|cuda) .*\) on rank 0, "
     r"parameter 'weight' \(.* meta .*\) on rank 1",
     "meta": r"parameter 'weight' is on meta, for which the process group has no backend \(it has "
-    r"cpu:gloo,cuda:gloo\): call module.to\(device\) first",
+    r"(cpu:gloo,)?cuda:(gloo|nccl)\): call module.to\(device\) first",
 }
 
 
@@ -143,12 +146,13 @@ def judge(rank: int) -> dict[str, Any]:
         broadcast_module(small, part, src=1)
         seen["part repaired"] = verdict(small, part)
         seen["part weight"] = small.weight.detach()
+        seen["weight of rank 2"] = seeded(2, lambda: nn.Linear(2, 2)).weight.detach()
     return seen
 
 
 @pytest.fixture(scope="module")
 def seen() -> RankResults:
-    return run_ranks(judge, 3)
+    return run(judge, 3)
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -189,7 +193,7 @@ def test_a_part_of_the_ranks(seen: RankResults) -> None:
             r"'weight' \(.*\) on rank 1, .*'weight' \(.*\) on rank 2", seen[rank]["part"]
         )
         assert seen[rank]["part repaired"] == "equal"
-        assert torch.equal(seen[rank]["part weight"], seeded(2, lambda: nn.Linear(2, 2)).weight)
+        assert torch.equal(seen[rank]["part weight"], seen[rank]["weight of rank 2"])
 
 
 @pytest.mark.parametrize("function", [broadcast_module, verify_replicas])
@@ -216,7 +220,7 @@ def gaps(rank: int) -> tuple[torch.Tensor, int]:
 
 
 def test_a_broadcast_leaves_the_gaps_of_a_buffer_alone_and_takes_one_message() -> None:
-    for rank, (table, messages) in enumerate(run_ranks(gaps, 2)):
+    for rank, (table, messages) in enumerate(run(gaps, 2)):
         assert not table[:, ::2].any()
         assert (table[:, 1::2] == rank).all()
         assert messages == 1
