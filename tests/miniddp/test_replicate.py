@@ -106,7 +106,8 @@ BROKEN: dict[str, Callable[[int], nn.Module]] = {
 
 EXPECTED = {
     "value": r"replicas differ: buffer 'norm.running_var' \(\(4,\) torch.float32 (cpu|cuda) "
-    r"#\w{16}\) on rank 0, buffer 'norm.running_var' \(\(4,\) torch.float32 (cpu|cuda) #\w{16}\) on rank 1",
+    r"#\w{16}\) on rank 0, buffer 'norm.running_var' \(\(4,\) torch.float32 (cpu|cuda) "
+    r"#\w{16}\) on rank 1",
     "count": r"replicas differ: nothing on rank 0, parameter 'bias' \(\(2,\) torch.float32 "
     r"(cpu|cuda) trained #\w{16}\) on rank 2",
     "name": r"replicas differ: parameter 'a' \(.*\) on rank 0, parameter 'b' \(.*\) on rank 1",
