@@ -76,6 +76,7 @@ def outcomes(
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(world_size))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    dist.set_debug_level(dist.DebugLevel.INFO)  # with it torch's errors name parameters
     importlib.import_module(MODULE)
     gc.freeze()
     gc.disable()

@@ -67,6 +67,7 @@ DISTRIBUTED_TEST = {
         "test_ddp_namedtuple",
         "test_ddp_new_tensor_in_fwd",
         "test_ddp_python_error_logged",
+        "test_ddp_unused_params_rebuild_buckets_exception",
         "test_ddp_zero_output_features",
         "test_grads_same_across_ranks_with_no_sync",
         "test_output_unused_in_loss_dict_module",
