@@ -6,6 +6,7 @@ the others. What is there already is not installed again.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +65,17 @@ def call(command: list[str], hint: str, seconds: float | None = None) -> None:
     except subprocess.TimeoutExpired:
         raise SetUpError(f"{' '.join(command[1:4])}: no answer within {seconds:g} s") from None
     if done.returncode:
-        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise SetUpError(f"{' '.join(command[1:4])} failed: {(said or ['nothing'])[-1]} ({hint})")
+        reason = telling_line(done.stdout + done.stderr)
+        raise SetUpError(f"{' '.join(command[1:4])} failed: {reason} ({hint})")
+
+
+def telling_line(said: str) -> str:
+    """The last line that names an exception, else the last error of pip, else the last of all."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for pattern in (r"(\w+\.)*\w+Error: ", "ERROR: ", ""):
+        if found := [line for line in lines if re.match(pattern, line)]:
+            return found[-1]
+    return "no message"
 
 
 def main(given: list[str]) -> int:
