@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from miniddp import data, hub, run_ranks
+from miniddp import data, hub
 from miniddp.model import (
     MODEL_ID,
     MODEL_REVISION,
@@ -14,6 +14,8 @@ from miniddp.model import (
     load_tokenizer,
     train_tokenizer,
 )
+
+from .ranks import run
 
 
 def sentences():
@@ -153,7 +155,7 @@ def test_every_rank_trains_the_same_tokenizer_and_it_loses_no_text():
     def vocabulary(rank):
         return train_tokenizer(sentences(), 1024).get_vocab()
 
-    first, second, third = run_ranks(vocabulary, 3, timeout=120)
+    first, second, third = run(vocabulary, 3, timeout=120)
     assert first == second == third
     tokenizer = train_tokenizer(sentences(), 1024)
     assert tokenizer.get_vocab() == first

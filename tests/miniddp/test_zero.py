@@ -23,11 +23,12 @@ from torch.utils.checkpoint import checkpoint
 import miniddp
 from instruments import memory
 from miniddp import ring
-from miniddp.launch import run_ranks
+from miniddp.process import device
 from miniddp.zero import FullyShardedModule, ShardedOptimizer
 
 from ..parity import row
 from .ddp_cases import CLOSE, Mlp, Tied, joined, part, reference, seeded
+from .ranks import all_gather, run
 
 STEPS = 4
 
@@ -48,7 +49,7 @@ def run_cases(rank: int, cases: list[Callable[..., None]], *args: Any) -> None:
 
 
 def fails_on_every_rank(world_size: int, fn: Callable[[int], Any]) -> list[str]:
-    messages = run_ranks(message_of, world_size, fn)
+    messages = run(message_of, world_size, fn)
     assert all(messages), messages
     return list(messages)
 
@@ -227,7 +228,7 @@ def parity_rows(test: Any) -> Any:
 @pytest.mark.parametrize("implementation", SHARDED)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_sharded_optimizer(size: int, implementation: str) -> None:
-    run_ranks(run_cases, size, BOTH, SHARDED[implementation], timeout=120)
+    run(run_cases, size, BOTH, SHARDED[implementation], timeout=120)
 
 
 def holds_its_part_of_the_state(rank: int, size: int) -> None:
@@ -239,8 +240,7 @@ def holds_its_part_of_the_state(rank: int, size: int) -> None:
     model(torch.rand(2, width)).sum().backward()
     optimizer.step()
     each = memory.bytes_per_parameter("adam")
-    held = [torch.zeros(1) for _ in range(size)]
-    dist.all_gather(held, torch.tensor([float(state_bytes(optimizer))]))
+    held = all_gather(torch.tensor([float(state_bytes(optimizer))]))
     assert sum(held).item() == each.optimizer * count
     if layers % size == 0:
         predicted = memory.memory_per_rank(count, size, 1, each)
@@ -255,8 +255,7 @@ def loads_only_its_part_of_the_state(rank: int, size: int) -> None:
     unsharded.step()
     optimizer = ShardedOptimizer(reference(Mlp).parameters(), torch.optim.Adam, lr=0.1)
     optimizer.load_state_dict(unsharded.state_dict())
-    held = [torch.zeros(1) for _ in range(size)]
-    dist.all_gather(held, torch.tensor([float(state_bytes(optimizer))]))
+    held = all_gather(torch.tensor([float(state_bytes(optimizer))]))
     assert sum(held).item() == state_bytes(unsharded)
     assert size == 1 or state_bytes(optimizer) < state_bytes(unsharded)
 
@@ -337,7 +336,7 @@ def test_sharded_optimizer_alone(size: int) -> None:
         moves_any_layout_and_dtype,
         forgets_a_collected_state,
     ]
-    run_ranks(run_cases, size, cases)
+    run(run_cases, size, cases)
 
 
 def different_parameters(rank: int) -> None:
@@ -464,7 +463,8 @@ def tied_within_a_unit(rank: int, size: int) -> None:
     ours = torch.optim.SGD(model.parameters(), lr=0.5)
     theirs = torch.optim.SGD(single.parameters(), lr=0.5)
     for step in range(3):
-        tokens = torch.randint(11, (4 * size, 3), generator=torch.Generator().manual_seed(step))
+        generator = torch.Generator(device()).manual_seed(step)
+        tokens = torch.randint(11, (4 * size, 3), generator=generator)
         for network, batch in ((model, tokens.chunk(size)[rank]), (single, tokens)):
             nn.functional.cross_entropy(network(batch).flatten(0, 1), batch.flatten()).backward()
         ours.step()
@@ -543,7 +543,7 @@ def buffers_of_any_strides_start_as_rank_0s(rank: int, size: int) -> None:
 def an_infinite_gradient_on_one_rank(rank: int, size: int) -> None:
     """torch's `ShardedGradScaler` skips the step on all ranks; a plain one only on this."""
     for scaler_class, skipping in ((torch.amp.GradScaler, [0]), (ShardedGradScaler, range(size))):
-        scaler = scaler_class("cpu", init_scale=4.0)
+        scaler = scaler_class(device().type, init_scale=4.0)
         model = FullyShardedModule(nn.Linear(4, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = model.shard.detach().clone()
@@ -558,25 +558,27 @@ def an_infinite_gradient_on_one_rank(rank: int, size: int) -> None:
 
 def equals_torch(rank: int, size: int) -> None:
     """A fully sharded module learns what `torch.distributed.fsdp.fully_shard` learns."""
-    model, theirs = per_layer(seeded(Mlp, rank)), reference(Mlp)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    where = torch.device("cpu") if dist.get_backend() == "gloo" else device()  # gloo gathers there
+    model, theirs = per_layer(seeded(Mlp, rank)), reference(Mlp).to(where)
+    mesh = dist.device_mesh.init_device_mesh(where.type, (size,))
     for layer in theirs.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(theirs, mesh=mesh)
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (model, theirs)]
     for step in range(STEPS):
         batch = part(rank, size, *joined(step, size))
-        for network in (model, theirs):
-            backward(network, *batch)
+        backward(model, *batch)
+        backward(theirs, *(tensor.to(where) for tensor in batch))
         gradients = full_gradients(model)
         for name, parameter in theirs.named_parameters():
-            close(gradients[name], parameter.grad.full_tensor(), f"step {step}, gradient of {name}")
+            of_theirs = parameter.grad.full_tensor()
+            close(gradients[name].to(where), of_theirs, f"step {step}, gradient of {name}")
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         state = model.full_state_dict()
         for name, parameter in theirs.named_parameters():
-            close(state[name], parameter.full_tensor(), f"step {step}, {name}")
+            close(state[name].to(where), parameter.full_tensor(), f"step {step}, {name}")
 
 
 @row("sharding", CLOSE, says=equals_torch)
@@ -592,7 +594,7 @@ def test_fully_sharded_module(size: int) -> None:
         an_infinite_gradient_on_one_rank,
         equals_torch,
     ]
-    run_ranks(run_cases, size, cases, timeout=150)
+    run(run_cases, size, cases, timeout=150)
 
 
 # Memory and traffic of the sharded module
@@ -732,7 +734,7 @@ def test_memory_and_traffic(size: int) -> None:
         keeps_one_nth,
         sends_what_the_model_says,
     ]
-    run_ranks(run_cases, size, cases)
+    run(run_cases, size, cases)
 
 
 # Bad input
@@ -817,7 +819,7 @@ def all_messages(rank: int) -> list[str]:
 
 
 def test_every_mistake_gets_its_message_on_every_rank() -> None:
-    for messages in run_ranks(all_messages, 2):
+    for messages in run(all_messages, 2):
         for message, expected in zip(messages, MISTAKES.values(), strict=True):
             assert message.startswith(expected)
             assert "\n" not in message

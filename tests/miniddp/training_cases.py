@@ -11,10 +11,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from miniddp import data, run_ranks
+from miniddp import data
 from miniddp.options import Options
+from miniddp.process import device
 from miniddp.train import Result
 from miniddp.training_step import WRAPPERS, train_step
+
+from .ranks import run
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
@@ -44,7 +47,7 @@ def build_regression() -> Regression:
 
 def regression(samples) -> dict[str, torch.Tensor]:
     """A batch of these of 64 random samples."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device()).manual_seed(1)
     features = torch.randn(64, 4, generator=generator)
     return {"features": features[list(samples)], "labels": features[list(samples)].sum(dim=1)}
 
@@ -72,7 +75,9 @@ def train_each(world_size: int, *runs: Options) -> list[list[Result]]:
         torch.set_num_threads(1)  # two threads on a busy machine wait for each other
         return [train(options) for options in runs]
 
-    return run_ranks(train_one_after_the_other, world_size, timeout=150, env=OFFLINE)
+    return run(
+        train_one_after_the_other, world_size, default_device=False, timeout=150, env=OFFLINE
+    )
 
 
 def write_pairs(folder: Path, count: int) -> Path:
