@@ -42,14 +42,16 @@ class Regression(nn.Module):
 
 def build_regression() -> Regression:
     torch.manual_seed(0)
-    return Regression()
+    with torch.device("cpu"):  # the same weights as in the process of the tests
+        module = Regression()
+    return module.to(device())
 
 
 def regression(samples) -> dict[str, torch.Tensor]:
     """A batch of these of 64 random samples."""
-    generator = torch.Generator(device()).manual_seed(1)
-    features = torch.randn(64, 4, generator=generator)
-    return {"features": features[list(samples)], "labels": features[list(samples)].sum(dim=1)}
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(64, 4, generator=generator, device="cpu")[list(samples)].to(device())
+    return {"features": features, "labels": features.sum(dim=1)}
 
 
 def learn(steps, ddp="simple", weights=None, lr=0.1, **options) -> torch.Tensor:
@@ -63,7 +65,7 @@ def learn(steps, ddp="simple", weights=None, lr=0.1, **options) -> torch.Tensor:
 
 
 def flat(module: nn.Module) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
+    return nn.utils.parameters_to_vector(module.parameters()).detach().cpu()
 
 
 def train_each(world_size: int, *runs: Options) -> list[list[Result]]:
