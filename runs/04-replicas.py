@@ -22,7 +22,7 @@ import miniddp
 from book import figure, provenance, record, show_ranks, table
 from miniddp.model import load_model
 from miniddp.process import device
-from miniddp.replicate import _fingerprint, _tensors, broadcast_module, verify_replicas
+from miniddp.replicate import _fingerprints, broadcast_module, verify_replicas
 
 WORLD_SIZES = [2, 4]
 provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
@@ -157,7 +157,7 @@ show_ranks(messages)
 
 # %% name="which-rank"
 four = miniddp.run_ranks(lambda rank: wrap_with_two_seeds(0 if rank == 2 else 1), 4)
-assert all("rank 2 " in message for message in four)
+assert all(message.endswith("on rank 2") for message in four)
 say(four[0])
 
 # %% [markdown]
@@ -191,7 +191,7 @@ drawn = miniddp.run_ranks(wrap_after_a_draw, 2)
 (weights_0, message_0), (weights_1, message_1) = drawn
 assert weights_0[:3] == weights_1[1:], "rank 0 is one random number ahead"
 assert message_0 == message_1
-assert "'model.embed_tokens.weight' of rank 1" in message_0
+assert "'model.embed_tokens.weight'" in message_0
 show_ranks(drawn)
 
 # %% [markdown]
@@ -407,7 +407,7 @@ def compare_two_ways(rank: int) -> tuple[str, str]:
 
 verdicts = miniddp.run_ranks(compare_two_ways, 2)
 assert all(part == "" for part, _ in verdicts)
-assert all("'score.weight' of rank 1" in whole for _, whole in verdicts)
+assert all("'score.weight'" in whole for _, whole in verdicts)
 show_ranks(verdicts)
 
 # %% name="frozen-head"
@@ -457,10 +457,9 @@ def cost(rank: int, size: str) -> tuple[int, int, int, float, float]:
             start = time.perf_counter()
             verify(model)
             seconds.append(time.perf_counter() - start)
-    tensors = list(_tensors(model))
-    digests = pickle.dumps([_fingerprint(*tensor, values=True) for tensor in tensors])
-    num_bytes = sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors)
-    return len(tensors), num_bytes, len(digests), *map(min, times.values())
+    digests = list(_fingerprints(model, values=True))
+    num_bytes = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    return len(digests), num_bytes, len(pickle.dumps(digests)), *map(min, times.values())
 
 
 rows, costs = [], {}
