@@ -26,13 +26,13 @@ import miniddp.train
 from book import data_dir, figure, provenance, record, table
 from instruments.clock import SyncClock, clock
 from miniddp import SimpleDDP
-from miniddp.checkpoint import read_state
 from miniddp.data import batches, build_loader, load_data
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model
 from miniddp.process import device
-from miniddp.train import Options, Result, build_optimizer, train
-from miniddp.training_step import WRAPPERS, train_step
+from miniddp.state_file import read_state
+from miniddp.train import Options, Result, train
+from miniddp.training_step import WRAPPERS, build_optimizer, train_step
 
 WORLD_SIZES = [1, 2]
 JOINED_BATCH = 16

@@ -32,12 +32,12 @@ import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks, table
 from instruments.clock import SyncClock, clock
 from miniddp import checkpoint
-from miniddp.checkpoint import CheckpointError, read_state
 from miniddp.data import collate, encode, load_mrpc
 from miniddp.launch import RanksFailed, RanksTimedOut
 from miniddp.model import load_model, load_tokenizer
 from miniddp.options import parse_options
 from miniddp.process import destroy_process_group, device, init_process_group
+from miniddp.state_file import CheckpointError, read_state
 from miniddp.train import train
 from miniddp.training_step import train_step
 

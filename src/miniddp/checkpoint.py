@@ -12,10 +12,7 @@ JSON in the header, beside a SHA-256 of the file. Reading it executes nothing.
 All ranks call these functions, and an error of one is raised on all.
 """
 
-import hashlib
-import json
 import logging
-import os
 import random
 import re
 from collections.abc import Mapping
@@ -23,23 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from torch import Tensor, is_complex, nn
+from torch import nn
 
 from miniddp.process import check_group
+from miniddp.state_file import CheckpointError, on_cpu, read_state, write_state
 from miniddp.together import Group, first_rank, from_rank_0, succeed_together
 
 logger = logging.getLogger(__name__)
-NO_DIGEST = b"0" * 64  # in the digest's place, while it is computed
 EMPTY: Mapping[str, Any] = {}
-DAMAGE = (LookupError, RuntimeError, TypeError, ValueError, SafetensorError)
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be written or used: which, where and why."""
 
 
 def save(
@@ -66,7 +56,7 @@ def save(
     path = Path(folder) / f"step-{step:08d}.safetensors"
     where = f"cannot save step {step} in {folder}: "
     mine = succeed_together(
-        lambda: _on_cpu([_states(local), random_state()]),
+        lambda: on_cpu([_states(local), random_state()]),
         *(CheckpointError, process_group, where),
     )
     first = dist.get_rank(process_group) == 0
@@ -160,56 +150,6 @@ def latest(folder: str | Path, process_group: Group = None) -> Path | None:
     return from_rank_0(newest, CheckpointError, process_group)
 
 
-def write_state(path: Path, state: Any) -> None:
-    """Write so that `path` is the new file or, if anything fails, as before.
-
-    A state is a tensor, None, bool, int, float, str, or a list, tuple or
-    dictionary of states. Raises `CheckpointError` for anything else, `OSError`
-    if writing fails.
-    """
-    tensors: dict[str, Tensor] = {}
-    structure = json.dumps(_encode(state, "state", tensors))
-    header = {"state": NO_DIGEST.decode() + structure}
-    data = safetensors.torch.save(tensors, header)
-    digest = hashlib.sha256(data).hexdigest().encode()
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(data.replace(NO_DIGEST, digest, 1))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    names = os.open(path.parent, os.O_RDONLY)  # the new name, to the disk too
-    os.fsync(names)
-    os.close(names)
-
-
-def read_state(path: Path) -> tuple[Any, str]:
-    """The state in a file, on the CPU, and the file's digest.
-
-    Raises `CheckpointError` if it is missing, foreign or damaged in any byte.
-    """
-    try:
-        data = path.read_bytes()
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        text = header["__metadata__"]["state"]
-        digest, structure = text[:64], text[64:]
-        blank = data.replace(digest.encode(), NO_DIGEST, 1)
-        if hashlib.sha256(blank).hexdigest() == digest:
-            tensors = safetensors.torch.load(data)
-            return _decode(json.loads(structure), tensors), digest
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is another")
-    except CheckpointError:
-        raise
-    except OSError as error:
-        reason = f"cannot read {path}: {error.strerror}"
-        raise CheckpointError(reason) from error
-    except DAMAGE as error:
-        raise CheckpointError(f"{path} is no checkpoint") from error
-
-
 def random_state() -> tuple[Any, ...]:
     """Of Python's, NumPy's and torch's generators, and this rank's GPU's."""
     name, keys, *rest = np.random.get_state()
@@ -233,54 +173,6 @@ def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
         name: value.state_dict() if hasattr(value, "state_dict") else value
         for name, value in objects.items()
     }
-
-
-def _on_cpu(state: Any) -> Any:
-    """A copy to send: a GPU's tensors would be rebuilt on that GPU."""
-    tensors: dict[str, Tensor] = {}
-    return _decode(_encode(state, "state", tensors), tensors)
-
-
-def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a value. Copies of its tensors go into `tensors`, by name."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case list():
-            numbered = enumerate(value)
-            return [_encode(v, f"{name}.{i}", tensors) for i, v in numbered]
-        case tuple():
-            return {"tuple": _encode(list(value), name, tensors)}
-        case dict():
-            keys = _encode(list(value), f"{name}, keys", tensors)
-            items = value.items()
-            parts = [_encode(v, f"{name}.{k}", tensors) for k, v in items]
-            return {"keys": keys, "values": parts}
-        case Tensor(layout=torch.strided, is_meta=False) if not is_complex(
-            value
-        ):
-            while name in tensors:
-                name += "'"
-            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-            return {"tensor": name}
-    kind = type(value).__name__
-    if isinstance(value, Tensor):
-        kind += f" of {value.layout}, {value.dtype}, on {value.device}"
-    raise CheckpointError(f"{name} cannot be saved: it is a {kind}")
-
-
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    match value:
-        case list():
-            return [_decode(part, tensors) for part in value]
-        case {"tuple": parts}:
-            return tuple(_decode(parts, tensors))
-        case {"keys": keys, "values": parts}:
-            pairs = zip(_decode(keys, tensors), parts, strict=True)
-            return {key: _decode(part, tensors) for key, part in pairs}
-        case {"tensor": name}:
-            return tensors[name]
-    return value
 
 
 def _check_fits(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from miniddp.process import get, init_process_group
+from miniddp.process import destroy_process_group, get, init_process_group
 
 
 def start() -> None:
@@ -48,12 +48,14 @@ def say_once(line: str) -> None:
 def run(main: Callable[[], int | None]) -> NoReturn:
     """End the process with what `main()` returns, or 1 after a traceback.
 
-    At once: the end of the group would wait for a rank that failed, and that
-    of Python can abort in a thread of a C++ library.
+    At once: Python's own end can abort in a thread of a C++ library. The group
+    ends only after success: else it would wait for a rank that failed.
     """
     code: int | None = 1
     try:
         code = main()
+        if not code:
+            destroy_process_group()
     except Exception:
         traceback.print_exc()
     sys.stdout.flush()

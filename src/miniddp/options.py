@@ -1,8 +1,11 @@
 """What can be chosen about a training, in Python and on the command line."""
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 from miniddp.model import SIZES
@@ -72,6 +75,21 @@ class Options:
 def flag(name: str) -> str:
     """An option on the command line: `batch_size` is `--batch-size`."""
     return "--" + name.replace("_", "-")
+
+
+def check_outputs(options: Options) -> None:
+    """Raise `OptionsError` if this rank cannot write what they ask for."""
+    if options.tensorboard and find_spec("tensorboard") is None:
+        raise OptionsError("--tensorboard needs: pip install tensorboard")
+    for name in ("checkpoint", "profile", "tensorboard"):
+        folder = getattr(options, name)
+        try:
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            where = f"{flag(name)}: cannot write into {folder}"
+            raise OptionsError(f"{where}: {error.strerror}") from error
 
 
 class Parser(argparse.ArgumentParser):

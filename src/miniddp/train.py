@@ -1,30 +1,25 @@
 """Fine-tune a classifier of sentence pairs, on one rank or on many."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from miniddp.accumulation import global_mean
-from miniddp.checkpoint import CheckpointError, latest, load, save
+from miniddp.checkpoint import latest, load, save
 from miniddp.data import (
-    Batch,
     DataError,
     batches,
     build_loader,
@@ -35,29 +30,35 @@ from miniddp.data import (
 )
 from miniddp.job import run, say_once, start
 from miniddp.model import load_model
-from miniddp.options import Options, OptionsError, flag, parse_options
-from miniddp.process import (
-    check_group,
-    destroy_process_group,
-    device,
-    get,
-    set_seed,
+from miniddp.options import (
+    Options,
+    OptionsError,
+    check_outputs,
+    flag,
+    parse_options,
 )
+from miniddp.process import check_group, device, get, set_seed
 from miniddp.sampler import shard
+from miniddp.state_file import CheckpointError
 from miniddp.together import from_rank_0, succeed_together
-from miniddp.training_step import WRAPPERS, settle, train_step
+from miniddp.training_step import (
+    WRAPPERS,
+    build_optimizer,
+    check_amp,
+    settle,
+    train_step,
+)
 
 LOOK_EVERY = 20  # steps: to look at a loss, Python waits for the device
 KEPT = 2  # checkpoints: one of them can be damaged
-MAY_CHANGE = {  # when resumed; the other options have shaped the steps so far
-    *("data_dir", "epochs", "steps", "checkpoint", "checkpoint_every"),
-    *("resume", "profile", "tensorboard"),
-}
+# When resumed; the other options have shaped the steps so far.
+MAY_CHANGE = {"data_dir", "epochs", "steps", "checkpoint", "checkpoint_every"}
+MAY_CHANGE |= {"resume", "profile", "tensorboard"}
 logger = logging.getLogger(__name__)
 
 
 class TrainingError(ValueError):
-    """A training that cannot start: one line that says why."""
+    """A training that cannot start, and why."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,8 @@ class Trainer:
         self.state = {"model": self.module, "optimizer": self.optimizer}
         self.state |= {"scheduler": self.scheduler, "scaler": self.scaler}
         self.state |= {"sampler": self.loader.sampler}
-        chosen = asdict(options).items()
+        chosen = {**asdict(options), "data": digest}.items()
         self.identity = {k: v for k, v in chosen if k not in MAY_CHANGE}
-        self.identity["data"] = digest
         self.first_step = 0
         self.curves: Any = None
         if options.tensorboard and get("rank") == 0:
@@ -139,10 +139,10 @@ class Trainer:
         settle(self.model, self.optimizer, next(iter(self.loader)))
         self.first_step, before = load(path, self.state)
         for name, value in self.identity.items():
-            if value != (before or {}).get(name):
-                was = f"{flag(name)} {(before or {}).get(name)}, not {value}"
-                was = "other data" if name == "data" else was
-                raise CheckpointError(f"{path} was saved with {was}")
+            if value != (was := (before or {}).get(name)):
+                other = f"{flag(name)} {was}, not {value}"
+                other = "other data" if name == "data" else other
+                raise CheckpointError(f"{path} was saved with {other}")
         logger.info("resumed after step %d from %s", self.first_step, path)
 
     def fit(self) -> list[float]:
@@ -151,8 +151,13 @@ class Trainer:
         last = step_count(self.loader, options)
         if first > last:
             raise TrainingError(f"{first} steps are taken, of {last}")
+        if options.profile and last - first < 9:
+            logger.warning("--profile: fewer than 9 steps leave no trace")
         todo = batches(self.loader, options)
         every = options.checkpoint_every or last
+        parts = self.model, self.optimizer
+        more: Any = {"amp": options.amp, "clip": options.clip}
+        more["scaler"] = self.scaler
         losses: list[float] = []
         recent: list[Tensor] = []
         self.model.train()
@@ -162,12 +167,12 @@ class Trainer:
             for step in range(first + 1, last + 1):
                 rate = float(self.scheduler.get_last_lr()[0])
                 self.write("train/learning_rate", rate, step)
-                recent.append(self.step(next(todo)))
+                recent.append(train_step(*parts, next(todo), **more))
                 self.scheduler.step()
                 if step % LOOK_EVERY == 0 or step == last:
-                    for loss in global_mean(torch.stack(recent), 1).tolist():
-                        losses.append(loss)
-                        self.write("train/loss", loss, first + len(losses))
+                    for mean in global_mean(torch.stack(recent), 1).tolist():
+                        losses.append(mean)
+                        self.write("train/loss", mean, first + len(losses))
                     bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
                     recent.clear()
                 if options.checkpoint and (step % every == 0 or step == last):
@@ -177,16 +182,6 @@ class Trainer:
                     trace.step()
                 bar.update()
         return losses
-
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """Take one; this rank's loss before it."""
-        options = self.options
-        return train_step(
-            *(self.model, self.optimizer, micro_batches),
-            amp=options.amp,
-            scaler=self.scaler,
-            clip=options.clip,
-        )
 
     def write(self, name: str, value: float, step: int) -> None:
         """A point of a curve, on rank 0, where TensorBoard was asked for."""
@@ -227,76 +222,29 @@ def evaluate(
     return loss, accuracy
 
 
-def build_optimizer(
-    module: nn.Module, options: Options
-) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """AdamW, and its learning rate: a linear warm-up, then the same value.
-
-    Scaled with the joined batch, it warms up from the one that is not (Goyal
-    et al., 2017); else from 0.
-    """
-    ratio, start = 1.0, 0.0
-    if options.scale_lr:
-        ratio = options.batch_size * get("ws") / options.base_batch_size
-        start = 1 / ratio
-        logger.info("learning rate: %g", options.lr * ratio)
-
-    def share(step: int) -> float:
-        done = step / options.warmup if step < options.warmup else 1.0
-        return start + (1 - start) * done
-
-    optimizer = torch.optim.AdamW(module.parameters(), lr=options.lr * ratio)
-    return optimizer, LambdaLR(optimizer, share)
-
-
 def find_checkpoint(options: Options) -> Path | None:
     """The checkpoint to resume; None to begin anew.
 
     Raises `CheckpointError` if there is none, or only damaged ones, and
     `TrainingError` rather than mix two trainings in a folder.
     """
-    if options.resume is None:
-        if options.checkpoint and latest(options.checkpoint):
-            raise TrainingError(
-                f"{options.checkpoint} has checkpoints of another training: "
-                "go on with --resume auto, or choose another folder"
-            )
-        return None
-    if options.resume == "auto":
-        path = latest(str(options.checkpoint))
-        if path is None:
+    folder, wanted = options.checkpoint, options.resume
+    own = latest(folder) if folder and wanted in (None, "auto") else None
+    if wanted == "auto":
+        if own is None:
             logger.info("no checkpoint yet: training begins anew")
-        return path
-    named = Path(options.resume)
-    if not from_rank_0(named.is_dir, CheckpointError):
-        return named
-    path = latest(named)
+        return own
+    if own is not None:
+        raise TrainingError(
+            f"{folder} has checkpoints of another training: go on with "
+            "--resume auto, or choose another folder"
+        )
+    if wanted is None or not from_rank_0(Path(wanted).is_dir, CheckpointError):
+        return Path(wanted) if wanted else None
+    path = latest(wanted)
     if path is None:
-        raise CheckpointError(f"cannot resume: no checkpoint in {named}")
+        raise CheckpointError(f"cannot resume: no checkpoint in {wanted}")
     return path
-
-
-def check_amp(amp: str) -> None:
-    on_gpu = device().type == "cuda"
-    if amp == "fp16" and not on_gpu:
-        raise TrainingError("--amp fp16 needs a GPU: use bf16 or off")
-    if amp == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
-        raise TrainingError("--amp bf16: this GPU has none, use fp16 or off")
-
-
-def check_outputs(options: Options) -> None:
-    """Can rank 0 write what the options ask for?"""
-    if options.tensorboard and find_spec("tensorboard") is None:
-        raise TrainingError("--tensorboard needs: pip install tensorboard")
-    for name in ("checkpoint", "profile", "tensorboard"):
-        folder = getattr(options, name)
-        try:
-            if folder is not None:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            where = f"{flag(name)}: cannot write into {folder}"
-            raise TrainingError(f"{where}: {error.strerror}") from error
 
 
 def tracing(folder: str | None) -> AbstractContextManager[profile | None]:
@@ -314,15 +262,16 @@ def log_summary(result: Result) -> None:
     if steps:
         tenth = max(1, steps // 10)
         first, last = result.losses[:tenth], result.losses[-tenth:]
-        means = f"(means of the first and last {tenth} steps)"
-        logger.info("loss: %.3f → %.3f %s", mean(first), mean(last), means)
+        means = sum(first) / tenth, sum(last) / tenth
+        text = "loss: %.3f → %.3f (means of the first and last %d steps)"
+        logger.info(text, *means, tenth)
         logger.info(
             "speed: %d steps on %d %s in %.1f s, %.1f samples per second",
             *(steps, ranks, "rank" if ranks == 1 else "ranks"),
             *(result.seconds, result.samples_per_second),
         )
-    found = result.evaluation_loss, result.accuracy
-    logger.info("evaluation: loss %.3f, accuracy %.3f", *found)
+    measured = result.evaluation_loss, result.accuracy
+    logger.info("evaluation: loss %.3f, accuracy %.3f", *measured)
 
 
 @record
@@ -338,7 +287,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OptionsError, DataError, TrainingError, CheckpointError) as error:
         say_once(f"miniddp.train: error: {error}")
         return 2 if isinstance(error, OptionsError) else 1
-    destroy_process_group()
     return 0
 
 

@@ -1,24 +1,28 @@
 """One training step, with any of three ways to average the gradients."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.profiler import record_function
 
 from miniddp.data import Batch, to_device
 from miniddp.ddp import DistributedDataParallel
 from miniddp.naive import SimpleDDP
-from miniddp.process import device
+from miniddp.options import Options
+from miniddp.process import device, get
 
 WRAPPERS: dict[str, Any] = {
     "simple": SimpleDDP,
     "miniddp": DistributedDataParallel,
     "torch": nn.parallel.DistributedDataParallel,
 }
+logger = logging.getLogger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -81,3 +85,34 @@ def settle(model: Any, optimizer: Optimizer, batch: Batch) -> None:
     """
     model(**to_device(batch)).loss.backward()
     optimizer.zero_grad()
+
+
+def build_optimizer(
+    module: nn.Module, options: Options
+) -> tuple[AdamW, LambdaLR]:
+    """AdamW, and its learning rate: a linear warm-up, then the same value.
+
+    Scaled with the joined batch, it warms up from the one that is not (Goyal
+    et al., 2017); else from 0.
+    """
+    ratio, start = 1.0, 0.0
+    if options.scale_lr:
+        ratio = options.batch_size * get("ws") / options.base_batch_size
+        start = 1 / ratio
+        logger.info("learning rate: %g", options.lr * ratio)
+
+    def share(step: int) -> float:
+        done = step / options.warmup if step < options.warmup else 1.0
+        return start + (1 - start) * done
+
+    optimizer = AdamW(module.parameters(), lr=options.lr * ratio)
+    return optimizer, LambdaLR(optimizer, share)
+
+
+def check_amp(amp: str) -> None:
+    """Raise `ValueError` if this rank's device does not compute in `amp`."""
+    on_gpu = device().type == "cuda"
+    if amp == "fp16" and not on_gpu:
+        raise ValueError("--amp fp16 needs a GPU: use bf16 or off")
+    if amp == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
+        raise ValueError("--amp bf16: this GPU has none, use fp16 or off")

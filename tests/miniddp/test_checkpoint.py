@@ -24,9 +24,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from miniddp import DistributedSampler, SimpleDDP, checkpoint, run_ranks
-from miniddp.checkpoint import CheckpointError, random_state, read_state, write_state
+from miniddp.checkpoint import random_state
 from miniddp.launch import RanksFailed
 from miniddp.process import destroy_process_group, init_process_group, set_seed
+from miniddp.state_file import NO_DIGEST, CheckpointError, read_state, write_state
 
 SAMPLES, BATCH = 23, 5  # on two ranks: three steps in an epoch, the last batch is short
 
@@ -200,11 +201,11 @@ def forged(header: object, data: bytes = b"") -> bytes:
     """A file with this header, and with the right digest where there is a place for one."""
     text = json.dumps(header).encode()
     whole = len(text).to_bytes(8, "little") + text + data
-    return whole.replace(checkpoint.NO_DIGEST, sha256(whole).hexdigest().encode(), 1)
+    return whole.replace(NO_DIGEST, sha256(whole).hexdigest().encode(), 1)
 
 
 def about(structure: str) -> dict[str, object]:
-    return {"__metadata__": {"state": checkpoint.NO_DIGEST.decode() + structure}}
+    return {"__metadata__": {"state": NO_DIGEST.decode() + structure}}
 
 
 def of_tensor(dtype: str, shape: list[object], end: int) -> dict[str, object]:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from miniddp import run_ranks
-from miniddp.checkpoint import CheckpointError, read_state
 from miniddp.options import Options
+from miniddp.state_file import CheckpointError, read_state
 from miniddp.train import MAY_CHANGE, Result, TrainingError
 
-from .training_cases import OFFLINE, SHORT, train_each, write_pairs
+from .training_cases import SHORT, run_training, train_each, write_pairs
 
 STEPS_IN_EPOCH = 5
 STOPS = [3, 5, 7, 10]
@@ -76,7 +75,7 @@ def outcome(result: Result) -> dict[str, object]:
 )
 def test_a_resumed_training_is_the_straight_one_bit_for_bit(tmp_path, world_size, changes):
     options = replace(two_epochs(tmp_path / "data", world_size), **changes)
-    results = run_ranks(interrupted, world_size, options, str(tmp_path), timeout=150, env=OFFLINE)
+    results = run_training(interrupted, world_size, options, str(tmp_path))
     straight, *parts = results[0]
     assert len(straight.losses) == 2 * STEPS_IN_EPOCH
     assert [part.first_step for part in parts] == [0, *STOPS[:-1]]
@@ -107,7 +106,7 @@ def test_random_numbers_belong_to_the_state_and_checkpoints_come_every_so_many_s
         resumed = train_with_dropout(replace(options, resume=from_file, steps=5))
         return with_dropout, names, without, resumed, torch.initial_seed()
 
-    results = run_ranks(run, 2, timeout=120, env=OFFLINE)
+    results = run_training(run, 2)
     assert results[0][-1] != results[1][-1], "the ranks drop out the same activations"
     with_dropout, names, without, resumed, _ = results[0]
     assert names == ["step-00000004.safetensors", "step-00000005.safetensors"]
@@ -141,7 +140,7 @@ def saved(tmp_path_factory, options) -> Path:
 
     folder = tmp_path_factory.mktemp("saved")
     saving = replace(options, checkpoint=str(folder), steps=2)
-    run_ranks(lambda rank: train(saving), 2, timeout=120, env=OFFLINE)
+    run_training(lambda rank: train(saving), 2)
     return folder
 
 
@@ -163,7 +162,7 @@ def test_what_cannot_be_resumed_is_named_on_every_rank_in_one_line(tmp_path, opt
         "cannot read": resume(tmp_path / "nowhere"),
         "cannot resume: no checkpoint in": resume(tmp_path / "empty"),
         "is damaged": resume(tmp_path / "damaged"),
-        "cut is damaged: its SHA-256 is another": resume(tmp_path / "cut"),
+        "cut is no checkpoint, or cut": resume(tmp_path / "cut"),
         "is no checkpoint": resume(tmp_path / "other"),
         "was saved with --lr 0.001, not 0.01": resume(file, lr=0.01),
         "was saved with --ddp simple, not torch": resume(saved, ddp="torch"),
@@ -176,7 +175,7 @@ def test_what_cannot_be_resumed_is_named_on_every_rank_in_one_line(tmp_path, opt
     def errors(rank):
         return [error_of(case) for case in cases.values()]
 
-    first, second = run_ranks(errors, 2, timeout=150, env=OFFLINE)
+    first, second = run_training(errors, 2)
     assert first == second
     for expected, found in zip(cases, first, strict=True):
         assert expected in found
@@ -189,13 +188,13 @@ def test_a_checkpoint_of_other_data_of_the_same_length_is_refused(tmp_path, opti
     file.write_text(text.replace("\n0\t", "\n1\t", 1), "utf-8")
     assert file.read_text("utf-8") != text
     changed = replace(options, data_dir=str(tmp_path / "data"), resume=str(saved))
-    for found in run_ranks(lambda rank: error_of(changed), 2, timeout=120, env=OFFLINE):
-        assert found.endswith("it was saved with other data")
+    for found in run_training(lambda rank: error_of(changed), 2):
+        assert found.endswith("was saved with other data")
 
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(options, saved):
     resume = replace(options, resume=str(saved))
-    for found in run_ranks(lambda rank: error_of(resume), 3, timeout=120, env=OFFLINE):
+    for found in run_training(lambda rank: error_of(resume), 3):
         assert "saved on 2 ranks, now there are 3" in found
         assert "shared_only" not in found
 
@@ -205,7 +204,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_loaded(t
     (tmp_path / "file").touch()
     options = replace(SHORT, data_dir="nowhere", **{name: str(tmp_path / "file" / "folder")})
     expected = f"--{name}: cannot write into {tmp_path / 'file' / 'folder'}: Not a directory"
-    found = run_ranks(lambda rank: error_of(options), 2, timeout=120, env=OFFLINE)
+    found = run_training(lambda rank: error_of(options), 2)
     assert list(found) == [expected] * 2
 
 

@@ -16,14 +16,14 @@ import torch
 
 from instruments.profiling import REGIONS
 from instruments.trace import read_trace
-from miniddp import data, run_ranks
+from miniddp import data
 from miniddp.data import batches, build_loader, collate, encode, load_data, step_count
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model, train_tokenizer
 from miniddp.process import set_seed
 from miniddp.train import Result, evaluate, log_summary, train
 
-from .training_cases import OFFLINE, SHORT, command, train_each, write_pairs
+from .training_cases import SHORT, command, run_training, train_each, write_pairs
 
 JOINED = 24
 """Pairs in each step of the runs that are compared, over all ranks."""
@@ -126,10 +126,8 @@ def token_batches(rank: int, batch_size: int, accumulation: int) -> list[list[li
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 1)])
 def test_joined_batches_are_the_same_however_they_are_cut_up(world_size, accumulation):
-    alone = run_ranks(token_batches, 1, 12, 1, timeout=120, env=OFFLINE)[0]
-    ranks = run_ranks(
-        token_batches, world_size, 12 // world_size, accumulation, timeout=120, env=OFFLINE
-    )
+    alone = run_training(token_batches, 1, 12, 1)[0]
+    ranks = run_training(token_batches, world_size, 12 // world_size, accumulation)
     joined = [sorted(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)]
     assert joined == [sorted(batch) for batch in alone]
     assert len(joined) == len(data.read_sample("train")) // 12
@@ -141,7 +139,7 @@ def test_evaluation_counts_every_pair_once_on_uneven_shards():
         _, pairs, tokenizer, _ = load_data(SHORT)
         return evaluate(load_model("tiny"), pairs, tokenizer, batch_size=4)
 
-    measured = run_ranks(evaluate_untrained, 3, timeout=120, env=OFFLINE)
+    measured = run_training(evaluate_untrained, 3)
 
     rows = data.read_sample("train")
     sentences = [row["sentence1"] for row in rows] + [row["sentence2"] for row in rows]
@@ -185,7 +183,7 @@ def test_ranks_with_other_data_or_without_any_are_named_on_every_rank(tmp_path):
 
     other = "rank 1 loaded other pairs or tokens than rank 0"
     missing = f"rank 1: {tmp_path / 'nowhere'}: there is no such folder; looked for "
-    for found in run_ranks(errors, 2, timeout=120, env=OFFLINE):
+    for found in run_training(errors, 2):
         assert found[0] == other
         assert found[1].startswith(missing)
 
@@ -218,14 +216,15 @@ def test_curves_for_tensorboard_hold_what_the_result_says(tmp_path):
 
 def test_tensorboard_that_is_not_installed_is_an_error_on_every_rank(tmp_path):
     def train_without(rank):
+        from miniddp import options
         from miniddp import train as program
 
         if rank == 0:
-            program.find_spec = lambda name: None
+            options.find_spec = lambda name: None
         program.train(replace(SHORT, tensorboard=str(tmp_path)))
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(train_without, 2, timeout=120, env=OFFLINE)
+        run_training(train_without, 2)
     assert set(caught.value.tracebacks) == {0, 1}
     for text in caught.value.tracebacks.values():
         assert "TrainingError: " in text
@@ -244,7 +243,7 @@ def test_evaluation_leaves_every_part_in_the_mode_that_it_was_in(monkeypatch, ca
         after = {name: part.training for name, part in model.named_modules()}
         return before, after, seen
 
-    ((before, after, seen),) = run_ranks(modes_around, 1, timeout=120, env=OFFLINE)
+    ((before, after, seen),) = run_training(modes_around, 1)
     assert set(before.values()) == {True, False}
     assert after == before
     assert seen == {False}
@@ -256,6 +255,7 @@ def test_a_training_keeps_no_tensor_of_its_steps():
     def tensors_at_the_end(rank, steps):
         from miniddp import train as program
 
+        torch.set_num_threads(1)
         counts = []
 
         def count_and_evaluate(*arguments):
@@ -265,11 +265,11 @@ def test_a_training_keeps_no_tensor_of_its_steps():
 
         def watched(*arguments, **options):
             loss = step(*arguments, **options)
-            alive.append(weakref.ref(loss))
-            most.append(sum(each() is not None for each in alive))
+            alive.add(loss)
+            most.append(len(alive))
             return loss
 
-        step, alive, most = program.train_step, [], []
+        step, alive, most = program.train_step, weakref.WeakSet(), []
         program.evaluate, program.train_step = count_and_evaluate, watched
         long = replace(SHORT, steps=steps, epochs=50, batch_size=4, max_length=8)
         result = program.train(long)
@@ -278,7 +278,7 @@ def test_a_training_keeps_no_tensor_of_its_steps():
         return counts[0], max(most)
 
     (few, most), (many, most_of_many) = (
-        run_ranks(tensors_at_the_end, 1, steps, timeout=120, env=OFFLINE)[0] for steps in (50, 100)
+        run_training(tensors_at_the_end, 1, steps)[0] for steps in (25, 50)
     )
     assert few == many
     assert most == most_of_many == 20
@@ -294,11 +294,14 @@ def test_a_trace_has_all_regions_of_the_steps_that_are_profiled(tmp_path, ddp):
     assert {name: names.count(name) / 5 for name in REGIONS} == per_step
 
 
-def test_the_program_runs_without_torchrun_shows_progress_and_ends_with_a_summary():
+def test_the_program_runs_without_torchrun_shows_progress_and_ends_with_a_summary(tmp_path):
     terminal, stderr = pty.openpty()
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))  # lines, columns
     try:
-        ended = command("--model=tiny", "--steps=2", "--batch-size=4", stderr=stderr)
+        ended = command(
+            *("--model=tiny", "--steps=2", "--batch-size=4", f"--profile={tmp_path}"),
+            stderr=stderr,
+        )
         os.close(stderr)
         shown = b""
         while part := _read(terminal):
@@ -311,6 +314,7 @@ def test_the_program_runs_without_torchrun_shows_progress_and_ends_with_a_summar
     assert loss.startswith("loss: ")
     assert speed.startswith("speed: 2 steps on 1 rank in ")
     assert speed.endswith(" samples per second")
+    assert "--profile: fewer than 9 steps leave no trace" in lines
     assert evaluation.startswith("evaluation: loss ")
     bar = next(line for line in lines if "2/2 [" in line)
     assert "step/s, loss=0." in bar or "s/step, loss=0." in bar

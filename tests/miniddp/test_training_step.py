@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from miniddp import run_ranks
 from miniddp.launch import RanksFailed
 from miniddp.naive import SimpleDDP
 from miniddp.options import Options
-from miniddp.train import build_optimizer, train
-from miniddp.training_step import WRAPPERS, train_step
+from miniddp.process import device
+from miniddp.train import train
+from miniddp.training_step import WRAPPERS, build_optimizer, train_step
 
+from .ranks import run
 from .training_cases import SHORT, build_regression, flat, learn, regression
 
 DDPS = ["simple", "miniddp", "torch"]
@@ -28,7 +29,7 @@ def cut(samples, rank: int, world_size: int, count: int) -> list[dict[str, torch
 
 def alone(**options) -> torch.Tensor:
     steps = [[regression(samples)] for samples in STEPS]
-    return run_ranks(lambda rank: learn(steps, **options), 1)[0]
+    return run(lambda rank: learn(steps, **options), 1)[0]
 
 
 @pytest.mark.parametrize("ddp", DDPS)
@@ -41,7 +42,7 @@ def test_any_wrapper_and_any_number_of_micro_batches_learn_what_one_process_lear
 
     expected = alone()
     assert (expected - flat(build_regression())).abs().max() > 0.1
-    for found in run_ranks(learn_in_parts, 2):
+    for found in run(learn_in_parts, 2):
         for weights in found:
             torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-5)
 
@@ -64,7 +65,7 @@ def test_only_the_last_micro_batch_synchronises_in_forward_and_in_backward(ddp):
         return seen
 
     off = [("forward", False), ("backward", False)]
-    assert run_ranks(watch, 2) == [[*off, *off, ("forward", True), ("backward", True)]] * 2
+    assert run(watch, 2) == [[*off, *off, ("forward", True), ("backward", True)]] * 2
 
 
 @pytest.mark.parametrize("ddp", DDPS)
@@ -75,7 +76,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_micro_batches(ddp):
         before = build_regression()(**regression(STEPS[0][rank::2])).loss.item()
         return train_step(model, optimizer, cut(STEPS[0], rank, 2, 3)).item(), before
 
-    for found, expected in run_ranks(losses, 2):
+    for found, expected in run(losses, 2):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
@@ -87,9 +88,9 @@ def test_clipping_bounds_the_norm_of_the_averaged_gradient(ddp):
         ]
 
     before = flat(build_regression())
-    (expected,) = run_ranks(lambda rank: learn([[regression(STEPS[0])]], lr=1.0), 1)
+    (expected,) = run(lambda rank: learn([[regression(STEPS[0])]], lr=1.0), 1)
     whole = expected - before
-    for small, large, unclipped in run_ranks(clipped, 2):
+    for small, large, unclipped in run(clipped, 2):
         torch.testing.assert_close(small - before, 0.01 * whole / whole.norm(), atol=1e-6, rtol=0)
         torch.testing.assert_close(large, expected, atol=1e-6, rtol=1e-5)
         assert torch.equal(large, unclipped)
@@ -104,8 +105,8 @@ def test_bf16_computes_in_half_precision_and_keeps_the_weights_in_float32(ddp):
         loss = train_step(model, optimizer, cut(STEPS[0], rank, 2, 1), amp="bf16")
         return module.last_output.dtype, loss.dtype, flat(module), loss.item()
 
-    (expected,) = run_ranks(lambda rank: learn([[regression(STEPS[0])]]), 1)
-    results = run_ranks(learn_in_bf16, 2)
+    (expected,) = run(lambda rank: learn([[regression(STEPS[0])]]), 1)
+    results = run(learn_in_bf16, 2)
     assert torch.equal(results[0][2], results[1][2])
     for output_dtype, loss_dtype, weights, _ in results:
         assert (output_dtype, loss_dtype) == (torch.bfloat16, torch.float32)
@@ -121,7 +122,7 @@ def test_an_overflow_on_one_rank_skips_the_scaled_step_on_all(ddp):
     def scaled(rank):
         module = build_regression()
         model, optimizer = WRAPPERS[ddp](module), torch.optim.SGD(module.parameters(), lr=1.0)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler = torch.amp.GradScaler(device().type, init_scale=1024.0)
         train_step(model, optimizer, cut(STEPS[0], rank, 2, 2), scaler=scaler, clip=0.01)
         after_one = flat(module)
         batch = regression(STEPS[1][rank::2])
@@ -131,7 +132,7 @@ def test_an_overflow_on_one_rank_skips_the_scaled_step_on_all(ddp):
         return after_one, flat(module), scaler.get_scale()
 
     before = flat(build_regression())
-    for after_one, after_overflow, scale in run_ranks(scaled, 2):
+    for after_one, after_overflow, scale in run(scaled, 2):
         assert (after_one - before).norm().item() == pytest.approx(0.01, rel=1e-4)
         assert torch.equal(after_one, after_overflow)
         assert scale == 512
@@ -140,7 +141,7 @@ def test_an_overflow_on_one_rank_skips_the_scaled_step_on_all(ddp):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine computes in fp16")
 def test_fp16_without_a_gpu_is_an_error_on_every_rank():
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(lambda rank: train(replace(SHORT, amp="fp16", data_dir="nowhere")), 2)
+        run(lambda rank: train(replace(SHORT, amp="fp16", data_dir="nowhere")), 2)
     assert set(caught.value.tracebacks) == {0, 1}
     for text in caught.value.tracebacks.values():
         assert "TrainingError: --amp fp16 needs a GPU: use bf16 or off" in text
@@ -168,7 +169,7 @@ def test_the_learning_rate_is_scaled_by_the_joined_batch_and_warmed_up(changes, 
             scheduler.step()
         return found
 
-    for found in run_ranks(rates, 2):
+    for found in run(rates, 2):
         assert found == pytest.approx(expected)
 
 
@@ -180,4 +181,4 @@ def test_an_exception_within_a_micro_batch_leaves_synchronisation_on():
             train_step(model, optimizer, [{"no": torch.zeros(1)}, regression(range(4))])
         return model.do_sync
 
-    assert run_ranks(fail, 1) == [True]
+    assert run(fail, 1) == [True]

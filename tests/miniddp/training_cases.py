@@ -4,14 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from miniddp import data
+from miniddp.launch import RankResults
 from miniddp.options import Options
 from miniddp.process import device
 from miniddp.train import Result
@@ -68,6 +70,11 @@ def flat(module: nn.Module) -> torch.Tensor:
     return nn.utils.parameters_to_vector(module.parameters()).detach().cpu()
 
 
+def run_training(fn: Callable[..., Any], world_size: int, *args: Any) -> RankResults:
+    """`run` for what makes its own tensors where they belong, as the trainer does."""
+    return run(fn, world_size, *args, default_device=False, timeout=150, env=OFFLINE)
+
+
 def train_each(world_size: int, *runs: Options) -> list[list[Result]]:
     """The results of several runs, one after the other in the same processes, for each rank."""
 
@@ -77,9 +84,7 @@ def train_each(world_size: int, *runs: Options) -> list[list[Result]]:
         torch.set_num_threads(1)  # two threads on a busy machine wait for each other
         return [train(options) for options in runs]
 
-    return run(
-        train_one_after_the_other, world_size, default_device=False, timeout=150, env=OFFLINE
-    )
+    return run_training(train_one_after_the_other, world_size)
 
 
 def write_pairs(folder: Path, count: int) -> Path:
