@@ -295,7 +295,7 @@ def pages(root: Path) -> list[Path]:
 def page_problems(root: Path) -> Iterator[str]:
     """Pages that are listed and absent, or present and not listed."""
     text = (root / "_quarto.yml").read_text(encoding="utf-8")
-    listed = re.findall(r"(?m)^[^#\n]*?([\w./-]+\.qmd)\b", text)
+    listed = re.findall(r"(?m)^[^#\n]*?(\w[\w./-]*\.qmd)\b", text)
     here = [path.relative_to(root).as_posix() for path in pages(root)]
     for name in listed:
         if name not in here:
