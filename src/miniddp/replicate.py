@@ -48,7 +48,8 @@ def broadcast_coalesced(
             new = part.clone().view(tensor.dtype).view(tensor.shape)
             # what is expanded (stride 0) is written once
             once = tuple(slice(None if s else 1) for s in tensor.stride())
-            tensor[once].copy_(new[once])
+            # data: backward may still want the module as it was in forward
+            tensor.data[once].copy_(new[once])
 
 
 def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

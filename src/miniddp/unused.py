@@ -4,7 +4,8 @@
 gradient; `check_reduction` asks, at the end, whether all ranks got them all.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -28,9 +29,6 @@ class WatchingReducer(Reducer):
     """A reducer that is told when a backward pass begins."""
 
     def prepare_for_backward(self, output: Any) -> Any:
-        """Tensors are found in lists, tuples, dictionaries and what is
-        registered with `torch.utils._pytree`.
-        """
         super().prepare_for_backward(output)
         leaves, structure = pytree.tree_flatten(output)
         places = [i for i, leaf in enumerate(leaves) if has_graph(leaf)]
@@ -102,8 +100,7 @@ class SearchingReducer(WatchingReducer):
 
 def reached_leaves(output: Any) -> set[Tensor]:
     """The leaves of the output's graph: backward gives them a gradient."""
-    tensors = filter(has_graph, pytree.tree_leaves(output))
-    waiting = [tensor.grad_fn for tensor in tensors]
+    waiting = [leaf.grad_fn for leaf in leaves_of(output) if has_graph(leaf)]
     seen: set[Any] = {None}
     while waiting:
         node = waiting.pop()
@@ -111,6 +108,16 @@ def reached_leaves(output: Any) -> set[Tensor]:
             seen.add(node)
             waiting += [each for each, _ in node.next_functions]
     return {node.variable for node in seen if hasattr(node, "variable")}
+
+
+def leaves_of(output: Any) -> Iterator[Any]:
+    """What lists, tuples, dictionaries and dataclasses hold."""
+    for leaf in pytree.tree_leaves(output):
+        if is_dataclass(leaf):
+            fields_of = [getattr(leaf, field.name) for field in fields(leaf)]
+            yield from leaves_of(fields_of)
+        else:
+            yield leaf
 
 
 def has_graph(leaf: Any) -> bool:
