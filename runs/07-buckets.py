@@ -86,15 +86,13 @@ record(
 # model has several.
 
 # %% name="timeline"
-TIMELINE_CAP, TIMELINE_FIRST_CAP = 4, 1
+TIMELINE_CAP = 4
 
 
 def one_pass(rank: int) -> tuple[str, list[list[str]]]:
-    ddp = miniddp.DistributedDataParallel(
-        build(), bucket_cap_mb=TIMELINE_CAP, first_bucket_mb=TIMELINE_FIRST_CAP
-    )
+    ddp = miniddp.DistributedDataParallel(build(), bucket_cap_mb=TIMELINE_CAP)
     batch = batch_of(rank, pairs=8)
-    ddp.reducer.timeline = recorder = Timeline()
+    recorder = Timeline(ddp)
     for _ in range(4):
         ddp.zero_grad()
         loss = ddp(**batch).loss
@@ -109,11 +107,7 @@ assert passes[0][1] == passes[1][1], "the same buckets on every rank"
 timeline([recording for recording, _ in passes], parameters=passes[0][1])
 
 # %% name="timeline-values"
-record(
-    timeline_buckets=len(passes[0][1]),
-    timeline_cap=TIMELINE_CAP,
-    timeline_first_cap=TIMELINE_FIRST_CAP,
-)
+record(timeline_buckets=len(passes[0][1]), timeline_cap=TIMELINE_CAP)
 
 # %% [markdown]
 # ## A plan on paper
@@ -142,9 +136,9 @@ assert [sum(sizes[i] for i in bucket) for bucket in plan] == [528, 4224, 2176]
 # %% [markdown]
 # ## In which order
 #
-# Hooks note in which order backward produces the gradients of the language model. The same caps,
-# once with the parameters from last to first and once in the model's own order: after how many
-# gradients can each bucket leave? Buckets leave in their order, so each waits for those before it.
+# Hooks note in which order backward produces the gradients of the language model. The same cap,
+# with the parameters in this order, from last to first, and in the model's own order: after how
+# many gradients can each bucket leave? Each waits for the buckets before it.
 
 
 # %% name="order"
@@ -163,9 +157,14 @@ def leaves_after(plan: Sequence[Sequence[int]], ready: Sequence[int]) -> list[in
 
 
 ready = ready_order(build())
-orders = {"last to first": range(len(names))[::-1], "the model's own": range(len(names))}
+cap = TIMELINE_CAP * MIB
+orders = {
+    "as they become ready": ready,
+    "last to first": range(len(names))[::-1],
+    "the model's own": range(len(names)),
+}
 plans = {
-    name: plan_buckets(num_bytes, [0] * len(names), order, TIMELINE_CAP * MIB, MIB)
+    name: plan_buckets(num_bytes, [0] * len(names), order, cap, cap)
     for name, order in orders.items()
 }
 leaves = {name: leaves_after(plan, ready) for name, plan in plans.items()}
@@ -174,11 +173,10 @@ table(
     ["order", "buckets", f"sent after … of {len(names)} gradients"],
     align="lrl",
 )
-reversed_first, own_first = (numbers[0] for numbers in leaves.values())
-assert reversed_first < len(names) / 4
+assert max(leaves["as they become ready"][0], leaves["last to first"][0]) < len(names) / 3
 assert set(leaves["the model's own"]) == {len(names)}, "nothing leaves before the end of backward"
 record(
-    first_leaves_after=reversed_first,
+    first_leaves_after=leaves["as they become ready"][0],
     furthest=max(abs(len(names) - 1 - place - i) for place, i in enumerate(ready)),
 )
 
@@ -235,7 +233,7 @@ def watch_steps(
 
 # %% [markdown]
 # A model that lists its layers from the last to the first: what `reversed` makes of it is the order
-# in which *forward* uses them, so the first plan is the wrong one.
+# in which *forward* uses them. Nobody can know the order of backward before the first pass.
 
 
 # %% name="rebuild"
@@ -266,10 +264,10 @@ def places(sent: Iterable[tuple[int, int]]) -> str:
 
 
 def rebuild(rank: int) -> dict[str, list[list[tuple[int, int]]]]:
-    def noted(kind: str, **options: Any) -> list[list[tuple[int, int]]]:
-        return watch_steps(rank, listed_backwards, square, 2, kind, bucket_cap_mb=0.5, **options)
-
-    return {"torch": noted("torch"), "miniddp": noted("miniddp", first_bucket_mb=0.5)}
+    return {
+        kind: watch_steps(rank, listed_backwards, square, 2, kind, bucket_cap_mb=0.5)
+        for kind in CLASSES
+    }
 
 
 rebuilt = miniddp.run_ranks(rebuild, 2)[0]
@@ -279,9 +277,9 @@ lines = [
     for step, sent in enumerate(steps, 1)
 ]
 table(lines, ["class", "pass", "buckets", "sent after … of 8"], align="lrrl")
+assert rebuilt["torch"] == rebuilt["miniddp"], "the same buckets, sent at the same moments"
 assert places(rebuilt["torch"][0]) == "8", "one bucket, sent at the end"
-assert places(rebuilt["miniddp"][0]) == "8 8 8 8", "four buckets, all sent at the end"
-assert places(rebuilt["torch"][1]) == places(rebuilt["miniddp"][1]) == "2 4 6 8"
+assert places(rebuilt["torch"][1]) == "2 4 6 8"
 
 # %% [markdown]
 # The larger language model with the default caps: 1 MiB for the first bucket, then 25 MiB.
@@ -307,8 +305,8 @@ lines = [
 ]
 count = len(list(build("25m").parameters()))
 table(lines, ["class", "pass", "buckets in MiB", f"sent after … of {count}"], align="lrll")
-assert len(defaults["torch"][0]) == 1 < len(defaults["miniddp"][0])
-assert defaults["torch"][1] == defaults["miniddp"][1], "the same buckets, sent at the same moments"
+assert defaults["torch"] == defaults["miniddp"], "the same buckets, sent at the same moments"
+assert len(defaults["torch"][0]) == 1 < len(defaults["torch"][1])
 record(
     large_mib=defaults["torch"][0][0][0] / MIB,
     large_count=count,
@@ -445,7 +443,6 @@ def two_heads(frozen: bool) -> nn.Module:
 
 
 def watch_unused(rank: int, kind: str, frozen: bool) -> list[tuple[int, int]]:
-    options = {} if kind == "torch" else {"first_bucket_mb": 0.5}
     return watch_steps(
         rank,
         lambda: two_heads(frozen),
@@ -454,7 +451,6 @@ def watch_unused(rank: int, kind: str, frozen: bool) -> list[tuple[int, int]]:
         kind,
         bucket_cap_mb=0.5,
         find_unused_parameters=not frozen,
-        **options,
     )[-1]
 
 
@@ -474,10 +470,44 @@ table(
     ],
     ["class", "head", "sent after … of 7"],
 )
-assert unused["torch", True] == unused["miniddp", True], "frozen: both send early"
-assert unused["torch", True][0][1] < 7
-assert {gradients for _, gradients in unused["miniddp", False]} == {7}, "all wait for the end"
-assert unused["torch", False][0][1] < 7, "torch knows before backward that nothing will come"
+for frozen in (True, False):
+    assert unused["torch", frozen] == unused["miniddp", frozen]
+    assert unused["torch", frozen][0][1] < 7, "no bucket waits for what will not come"
+
+# %% [markdown]
+# Without the option: when does a class notice that the right head got no gradient, and does its
+# error name the parameter?
+
+
+# %% name="noticed"
+def notices(kind: str, **options: Any) -> tuple[str, bool]:
+    ddp = CLASSES[kind](two_heads(frozen=False), **options)
+    loss, moment = square(ddp), "this backward"
+    try:
+        loss.backward()
+        moment = "the next forward"
+        square(ddp)
+    except RuntimeError as error:
+        return moment, "right.weight" in str(error)
+    return "no", False
+
+
+def all_notice(rank: int) -> dict[str, tuple[str, bool]]:
+    return {
+        "torch": notices("torch"),
+        "miniddp": notices("miniddp"),
+        "miniddp, `check_reduction=True`": notices("miniddp", check_reduction=True),
+    }
+
+
+noticed = miniddp.run_ranks(all_notice, 2)
+table(
+    [[kind, moment, "yes" if named else "no"] for kind, (moment, named) in noticed[0].items()],
+    ["class", "raises in", "names it"],
+)
+late = "the next forward"
+for on_rank in noticed:
+    assert list(on_rank.values()) == [(late, False), (late, True), ("this backward", True)]
 
 # %% [markdown]
 # ## What a hook sends, and what it costs in precision
@@ -519,8 +549,7 @@ def try_hook(rank: int, name: str) -> tuple[float, float, float, bool]:
         gradient(ddp, batch)
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce:
         first = gradient(ddp, batch)
-    tensors = [call.args[0] for call in all_reduce.call_args_list]
-    mib = sum(tensor.nbytes for tensor in tensors if tensor.is_floating_point()) / MIB
+    mib = sum(call.args[0].nbytes for call in all_reduce.call_args_list) / MIB
     total = first.clone()
     for _ in range(PASSES - 1):
         total += gradient(ddp, batch)
@@ -620,9 +649,7 @@ def variants() -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {"simple": miniddp.SimpleDDP(build())}
     for cap in CAPS:
         found[f"torch {cap}"] = Torch(build(), bucket_cap_mb=cap)
-        found[f"miniddp {cap}"] = miniddp.DistributedDataParallel(
-            build(), bucket_cap_mb=cap, first_bucket_mb=min(cap, 1)
-        )
+        found[f"miniddp {cap}"] = miniddp.DistributedDataParallel(build(), bucket_cap_mb=cap)
     for kind, wrap in CLASSES.items():
         found[f"{kind} noop"] = wrap(build())
         found[f"{kind} noop"].register_comm_hook(None, NOOP_HOOKS[kind])
