@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from miniddp import DistributedSampler, SimpleDDP, checkpoint, run_ranks
+from miniddp import DistributedSampler, SimpleDDP, checkpoint
 from miniddp.checkpoint import random_state
 from miniddp.launch import RanksFailed
-from miniddp.process import destroy_process_group, init_process_group, set_seed
+from miniddp.process import destroy_process_group, device, init_process_group, set_seed
 from miniddp.state_file import NO_DIGEST, CheckpointError, read_state, write_state
+
+from .ranks import run
 
 SAMPLES, BATCH = 23, 5  # on two ranks: three steps in an epoch, the last batch is short
 
@@ -282,7 +284,7 @@ class Training:
         set_seed(0)
         norm = nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8)
         layers = nn.Linear(6, 8), norm, nn.Dropout(0.5), nn.Linear(8, 1)
-        self.model = SimpleDDP(nn.Sequential(*layers))
+        self.model = SimpleDDP(nn.Sequential(*layers).to(device()))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=40)
         dataset = TensorDataset(torch.randn(SAMPLES, 6), torch.randn(SAMPLES, 1))
@@ -311,6 +313,7 @@ class Training:
                 self.place = self.sampler.state_dict(consumed=seen)
 
     def train_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        inputs, targets = inputs.to(device()), targets.to(device())
         self.noise.append((random.random(), float(np.random.rand())))
         inputs = inputs + sum(self.noise[-1]) * torch.randn_like(inputs)
         (self.model(inputs) - targets).square().mean().backward()
@@ -361,11 +364,11 @@ def from_load(rank: int, folder: Path, steps: int, batch_norm: bool = False):
     ids=["in the first epoch", "between epochs", "in the second epoch"],
 )
 def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, first, then, batch_norm):
-    expected = run_ranks(straight, 2, first + then, batch_norm)
-    paths = run_ranks(until_save, 2, first, tmp_path, batch_norm)
+    expected = run(straight, 2, first + then, batch_norm, default_device=False)
+    paths = run(until_save, 2, first, tmp_path, batch_norm, default_device=False)
     assert paths == [tmp_path / f"step-{first:08d}.safetensors"] * 2
     assert list(tmp_path.iterdir()) == paths[:1]
-    resumed = run_ranks(from_load, 2, tmp_path, then, batch_norm)
+    resumed = run(from_load, 2, tmp_path, then, batch_norm, default_device=False)
     for rank in range(2):
         state, noise, restored = resumed[rank]
         assert_equal(state, expected[rank][0])
@@ -375,15 +378,15 @@ def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, first, th
 
 
 def test_without_its_random_state_a_training_goes_another_way(tmp_path):
-    expected = run_ranks(straight, 2, 6)
-    run_ranks(until_save, 2, 3, tmp_path)
+    expected = run(straight, 2, 6, default_device=False)
+    run(until_save, 2, 3, tmp_path, default_device=False)
 
     def forgetful(rank):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoint, "set_random_state", lambda _: None)
             return from_load(rank, tmp_path, 3)
 
-    resumed = run_ranks(forgetful, 2)
+    resumed = run(forgetful, 2, default_device=False)
     assert difference(resumed[0][0]["model"], expected[0][0]["model"])
 
 
@@ -405,7 +408,7 @@ def messages(rank, fn, *args):
 
 def on_every_rank(world_size, fn, *args) -> str:
     """The one message of all ranks; it is one line."""
-    results = run_ranks(messages, world_size, fn, *args)
+    results = run(messages, world_size, fn, *args)
     assert len(set(results)) == 1, results
     assert "\n" not in results[0]
     return results[0]
@@ -417,7 +420,7 @@ def load_into(rank, path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    return run_ranks(until_save, 2, 3, tmp_path_factory.mktemp("saved"))[0]
+    return run(until_save, 2, 3, tmp_path_factory.mktemp("saved"), default_device=False)[0]
 
 
 def test_another_world_size_is_refused_with_both_sizes(saved):
@@ -502,7 +505,7 @@ def test_all_ranks_load_what_rank_0_chose(tmp_path, saved):
     def load(rank):
         return Training(rank).load(saved if rank == 0 else tmp_path / "another")[0]
 
-    assert run_ranks(load, 2) == [3, 3]
+    assert run(load, 2, default_device=False) == [3, 3]
 
 
 def small(features: int = 4) -> nn.Module:
@@ -538,7 +541,7 @@ def test_a_state_that_does_not_fit_is_named_before_anything_changes(tmp_path, wa
             after = {name: module.state_dict() for name, module in wanted.items()}
             assert_equal(after, before)
 
-    run_ranks(save_small, 2, tmp_path)
+    run(save_small, 2, tmp_path)
     text = on_every_rank(2, load_unchanged)
     assert re.search(message, text), text
 
@@ -636,11 +639,11 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(tmp_pat
         save_small(rank, tmp_path, step=2)
 
     with pytest.raises(RanksFailed, match="SIGKILL"):
-        run_ranks(killed, 2)
+        run(killed, 2)
     old, unfinished = sorted(os.listdir(tmp_path))
     assert unfinished == "step-00000002.safetensors.unfinished"
-    assert run_ranks(lambda rank: checkpoint.latest(tmp_path), 2) == [tmp_path / old] * 2
-    run_ranks(save_small, 2, tmp_path, 3)
+    assert run(lambda rank: checkpoint.latest(tmp_path), 2) == [tmp_path / old] * 2
+    run(save_small, 2, tmp_path, 3)
     assert sorted(os.listdir(tmp_path)) == [old, "step-00000003.safetensors"]
 
 
@@ -675,7 +678,7 @@ def test_only_damaged_checkpoints_are_an_error_on_every_rank(tmp_path):
     def newest(rank):
         checkpoint.latest(tmp_path)
 
-    run_ranks(save_small, 2, tmp_path)
+    run(save_small, 2, tmp_path)
     cut(tmp_path / "step-00000001.safetensors")
     message = on_every_rank(2, newest)
     assert message.startswith(f"CheckpointError: no whole checkpoint in {tmp_path}: ")
@@ -721,7 +724,7 @@ def test_a_subgroup_has_checkpoints_of_its_own(tmp_path):
         checkpoint.load(path, {"model": model}, process_group=group)
         return float(model.weight[0, 0]), len(read_state(path)[0]["ranks"])
 
-    assert run_ranks(pairs, 3) == [(0.0, 2), (0.0, 2), (2.0, 1)]
+    assert run(pairs, 3) == [(0.0, 2), (0.0, 2), (2.0, 1)]
 
 
 @pytest.mark.parametrize(
