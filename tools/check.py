@@ -446,7 +446,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
         warnings = [*uncommitted(root), *typed_numbers(root), *uncited(root)]
     except (digest.DigestError, GitError, OSError) as error:
         print(f"check.py: {error}", file=sys.stderr)
-        return 2
+        return 1
     if history(root) is None:
         print("note: no git history here, so the commits of the recordings are not checked")
     for warning in warnings:

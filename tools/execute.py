@@ -5,6 +5,7 @@ Needs nbclient, nbformat and ipykernel.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import math
@@ -54,18 +55,11 @@ class RecordError(Exception):
 
 
 def execute(
-    root: Path,
-    run: str,
-    cells: list[digest.Cell],
-    *,
-    kind: str,
-    data_dir: Path | None,
-    timeout: float,
-    deadline: float,
+    root: Path, run: str, cells: list[digest.Cell], options: argparse.Namespace, deadline: float
 ) -> tuple[Any, dict[str, Any]]:
     """Run every code cell in a new kernel of this Python; the notebook and what ran.
 
-    A cell may take ``timeout`` seconds, and none goes on after ``deadline`` of the monotonic clock.
+    A cell may take ``options.timeout`` seconds; none goes on after ``deadline`` (monotonic clock).
     """
     import nbformat
     from jupyter_client.kernelspec import KernelSpecManager
@@ -85,14 +79,14 @@ def execute(
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[folder]),
             **({"transport": "ipc", "ip": f"{folder}/kernel"} if os.name == "posix" else {}),
         )
-        environment = kernel_environment(root, run, kind, data_dir, Path(folder))
+        environment = kernel_environment(root, run, options, Path(folder))
         with client.setup_kernel(env=environment, cwd=str(root)):
             for number, (cell, node) in enumerate(zip(cells, notebook.cells, strict=True)):
                 if cell.kind != "code" or not cell.source:
                     continue
                 print(f"  {label(cell):<44}", end="", flush=True)
                 started = time.monotonic()
-                client.timeout = math.ceil(max(1, min(timeout, deadline - started)))
+                client.timeout = math.ceil(max(1, min(options.timeout, deadline - started)))
                 try:
                     client.execute_cell(node, number)
                 except CellExecutionError as error:
@@ -101,7 +95,7 @@ def execute(
                     if time.monotonic() >= deadline:
                         print("   stopped", flush=True)
                         raise RecordError("stopped: the budget was spent") from None
-                    refuse(cells, notebook, number, f"ran longer than {timeout:g} s", root)
+                    refuse(cells, notebook, number, f"ran longer than {options.timeout:g} s", root)
                 except DeadKernelError:
                     refuse(cells, notebook, number, "the Python process died", root)
                 print(f"{time.monotonic() - started:8.1f} s", flush=True)
@@ -132,7 +126,7 @@ def write_kernelspec(folder: Path) -> None:
 
 
 def kernel_environment(
-    root: Path, run: str, kind: str, data_dir: Path | None, scratch: Path
+    root: Path, run: str, options: argparse.Namespace, scratch: Path
 ) -> dict[str, str]:
     quiet = ["ignore:IProgress not found", os.environ.get("PYTHONWARNINGS", "")]
     search = [str(root / "src"), str(root / "runs"), os.environ.get("PYTHONPATH", "")]
@@ -146,10 +140,10 @@ def kernel_environment(
         "NO_COLOR": "1",
     }
     environment.pop("MINIDDP_DATA_DIR", None)
-    if kind == "cpu":
+    if options.kind == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    if data_dir:
-        environment["MINIDDP_DATA_DIR"] = str(data_dir)
+    if options.data_dir:
+        environment["MINIDDP_DATA_DIR"] = str(options.data_dir)
     return environment
 
 

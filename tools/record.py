@@ -24,6 +24,7 @@ import platform
 import re
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,7 @@ def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -
     cells = digest.cells(path.read_text(encoding="utf-8"), path.name)
     print(f"{run}:", flush=True)
     started = time.monotonic()
-    notebook, facts = execute.execute(
-        root,
-        run,
-        cells,
-        kind=options.kind,
-        data_dir=options.data_dir,
-        timeout=options.timeout,
-        deadline=deadline,
-    )
+    notebook, facts = execute.execute(root, run, cells, options, deadline)
     seconds = time.monotonic() - started
     kind = kind_of(facts)
     if kind != options.kind:
@@ -257,11 +250,11 @@ def save(notebook: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def write_missing_page(root: Path, run: str) -> None:
+def write_missing_page(root: Path, run: str) -> str:
     """The page that shows a run; Quarto wants the pages of a book to exist before it renders."""
     page = root / "runs" / f"{run}.qmd"
     if page.exists():
-        return
+        return ""
     heading = re.search(r"(?m)^# # (.+)", (root / "runs" / f"{run}.py").read_text(encoding="utf-8"))
     title = f"Run {run}: {heading[1]}" if heading else f"Run {run}"
     description = "The executed notebook behind the outputs of this run, with its provenance."
@@ -270,35 +263,38 @@ def write_missing_page(root: Path, run: str) -> None:
         f'"{description}"\n---\n\n::: {{.notebook name="{run}"}}\n:::\n',
         encoding="utf-8",
     )
-    print(f"  wrote runs/{run}.qmd: name it in _quarto.yml")
+    return f"\n  wrote runs/{run}.qmd: name it in _quarto.yml"
 
 
 # Without executing
 
 
-def refresh(root: Path, run: str, kind: str) -> Path:
+def refresh(root: Path, run: str, kind: str) -> str:
     """Give a recording the present texts of its run."""
     notebook = check.read_recording(check.recording_path(root, run, kind))
     if check.own_code_changed(root, notebook):
         raise RecordError("its own code changed: record it, or --accept it")
-    return save_with_texts(root, run, kind, notebook)
+    return f"{save_with_texts(root, notebook)}: texts brought up to date"
 
 
-def accept(root: Path, run: str, kind: str, options: argparse.Namespace) -> Path:
+def accept(root: Path, run: str, options: argparse.Namespace) -> str:
     """Take a recording for one of the present code, which is said to behave the same."""
-    notebook = check.read_recording(check.recording_path(root, run, kind))
+    notebook = check.read_recording(check.recording_path(root, run, options.kind))
     carried = notebook["metadata"]["miniddp"]
     reach = digest.reach(root, run)
     if carried["symbols"] == reach.digests and not check.lost_commit(carried, check.history(root)):
-        raise RecordError(f"its {kind.upper()} recording is fresh: there is nothing to accept")
+        raise RecordError(
+            f"its {options.kind.upper()} recording is fresh: there is nothing to accept"
+        )
     commit, _ = commit_of(root, reach.files, options.commit, allow_dirty=False)
     said = {"reason": options.reason, "date": today(), "commit": commit}
     carried["accepted"] = [*carried.get("accepted", []), said]
     carried["symbols"] = reach.digests
-    return save_with_texts(root, run, kind, notebook)
+    return f"{save_with_texts(root, notebook)}: accepted"
 
 
-def save_with_texts(root: Path, run: str, kind: str, notebook: dict[str, Any]) -> Path:
+def save_with_texts(root: Path, notebook: dict[str, Any]) -> str:
+    run, kind = (notebook["metadata"]["miniddp"][key] for key in ("run", "kind"))
     source = (root / "runs" / f"{run}.py").read_text(encoding="utf-8")
     cells = execute.notebook_cells(digest.cells(source, f"{run}.py"))
     old = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -307,7 +303,8 @@ def save_with_texts(root: Path, run: str, kind: str, notebook: dict[str, Any]) -
         raise RecordError(f"it has {len(new)} code cells, the recording {len(old)}: record it")
     for was, cell in zip(old, new, strict=True):
         cell.update(execution_count=was["execution_count"], outputs=was["outputs"])
-    return save({**notebook, "cells": cells}, check.recording_path(root, run, kind))
+    path = save({**notebook, "cells": cells}, check.recording_path(root, run, kind))
+    return path.relative_to(root).as_posix()
 
 
 def merge(root: Path, path: Path) -> str:
@@ -381,9 +378,8 @@ def selected(root: Path, options: argparse.Namespace) -> list[str]:
     runs = list(dict.fromkeys(Path(run).stem for run in options.runs))
     for run in runs:
         if run not in known:
-            raise RecordError(
-                f"no run named {run!r}; the runs are {', '.join(known) or 'none yet'}"
-            )
+            there = ", ".join(known) or "none yet"
+            raise RecordError(f"no run named {run!r}; the runs are {there}")
     able = [run for run in known if options.kind == "cpu" or uses_a_gpu(root, run)]
     if without := sorted({*runs} - {*able}):
         raise RecordError(f"{without[0]} runs on the CPU only, its provenance() says")
@@ -411,81 +407,51 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def record_all(root: Path, runs: list[str], options: argparse.Namespace) -> bool:
-    """Record one after the other, as long as the budget lasts; whether all are saved."""
-    deadline = time.monotonic() + (options.budget or float("inf"))
-    unsaved = []
-    for run in runs:
-        started = time.monotonic()
-        if deadline - started < LEAST_SECONDS:
-            print(f"{run}: not started: no time")
-            unsaved.append(run)
-            continue
+def all_of(items: Sequence[Any], act: Callable[[Any], str]) -> bool:
+    """Do it to each, and print what came of it; whether all went well."""
+    failed = 0
+    for item in items:
         try:
-            path = record(root, run, options, deadline)
+            print(act(item), flush=True)
         except FAILURES as error:
-            print(f"record.py: {run}: {error}", file=sys.stderr, flush=True)
-            unsaved.append(run)
-            continue
-        place = path.relative_to(root) if path.is_relative_to(root) else path.name
-        print(f"  saved {place} ({time.monotonic() - started:.1f} s)", flush=True)
-        if not options.output:
-            write_missing_page(root, run)
-    if runs:
-        print(f"{len(runs) - len(unsaved)} of {len(runs)} runs recorded")
-    return not unsaved
-
-
-def change_all(root: Path, runs: list[str], options: argparse.Namespace) -> bool:
-    """Refresh or accept the recordings of these runs; whether all could be."""
-    whole = True
-    for run in runs:
-        try:
-            change = accept(root, run, options.kind, options) if options.accept else None
-            path = change or refresh(root, run, options.kind)
-            print(
-                f"{path.relative_to(root)}: {'accepted' if change else 'texts brought up to date'}"
-            )
-        except FAILURES as error:
-            print(f"record.py: {run}: {error}", file=sys.stderr)
-            whole = False
-    return whole
-
-
-def merge_all(root: Path, folder: Path) -> bool:
-    """Take over the recordings of a folder; whether all were taken."""
-    whole = True
-    for path in sorted(folder.glob("*.ipynb")):
-        try:
-            print(f"{path.name}: {merge(root, path)}")
-        except FAILURES as error:
-            print(f"record.py: {path.name}: refused: {error}", file=sys.stderr)
-            whole = False
-    return whole
+            failed += 1
+            name = getattr(item, "name", item)
+            print(f"record.py: {name}: {error}", file=sys.stderr, flush=True)
+    return not failed
 
 
 def run_command(root: Path, options: argparse.Namespace) -> bool:
     """Do what the options say; whether all went well."""
+    deadline = time.monotonic() + (options.budget or float("inf"))
+
+    def record_in_time(run: str) -> str:
+        started = time.monotonic()
+        if deadline - started < LEAST_SECONDS:
+            raise RecordError("not started: no time")
+        path = record(root, run, options, deadline)
+        page = "" if options.output else write_missing_page(root, run)
+        return f"  saved {path.parent.name}/{path.name} ({time.monotonic() - started:.1f} s){page}"
+
     if options.merge:
-        if not any(options.merge.glob("*.ipynb")):
+        paths = sorted(options.merge.glob("*.ipynb"))
+        if not paths:
             raise RecordError(f"no recording in {options.merge.name}")
-        return merge_all(root, options.merge)
+        return all_of(paths, lambda path: f"{path.name}: {merge(root, path)}")
     if options.accept:
-        return change_all(root, selected(root, options), options)
-    whole = True
+        return all_of(selected(root, options), lambda run: accept(root, run, options))
     runs = [] if options.prose and not options.runs else selected(root, options)
-    if runs and not options.prose:
+    if options.prose and runs:
+        return all_of(runs, lambda run: refresh(root, run, options.kind))
+    if runs:
         refuse_this_machine(options.kind)
-        whole = record_all(root, runs, options)
-    elif runs:
-        whole = change_all(root, runs, options)
-    if not options.runs and not options.output:
-        others = [run for run in digest.run_names(root) if run not in runs]
-        older = [run for run in others if check.texts_differ(root, run, options.kind)]
-        whole &= change_all(root, older, options)
-        if not runs and not older:
-            print("record.py: every recording is fresh")
-    return whole
+    whole = all_of(runs, record_in_time)
+    if options.runs or options.output:
+        return whole
+    others = [run for run in digest.run_names(root) if run not in runs]
+    older = [run for run in others if check.texts_differ(root, run, options.kind)]
+    if not runs and not older:
+        print("record.py: every recording is fresh")
+    return all_of(older, lambda run: refresh(root, run, options.kind)) and whole
 
 
 def main(given: list[str], root: Path = ROOT) -> int:
@@ -496,7 +462,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
             check.write_status(root)
     except FAILURES as error:
         print(f"record.py: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, RecordError) else 1
     except KeyboardInterrupt:
         print("record.py: interrupted, nothing saved of the last run", file=sys.stderr)
         return 130

@@ -273,7 +273,7 @@ def test_what_nobody_cites_is_a_warning_and_strictly_an_error(cited, capsys):
 
 def test_a_run_that_cannot_be_read_is_one_line(project, capsys):
     write(project, "runs/05-ring.py", "# %%\nx = (\n")
-    assert check.main([], project) == 2
+    assert check.main([], project) == 1
     assert capsys.readouterr().err == (
         "check.py: 05-ring.py, line 2: not valid Python: '(' was never closed\n"
     )

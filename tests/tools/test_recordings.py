@@ -78,8 +78,10 @@ def test_a_spent_budget_ends_the_run_and_starts_no_other(tmp_path):
     project = make_project(tmp_path, **{"01-quick": QUICK, "02-long": LONG, "03-quick": QUICK})
     code, out, err = call(project, "--output", str(project / "home"), "--budget", "24")
     assert code == 1, out + err
-    assert "record.py: 02-long: stopped: the budget was spent" in err
-    assert out.splitlines()[-2:] == ["03-quick: not started: no time", "1 of 3 runs recorded"]
+    assert err.splitlines() == [
+        "record.py: 02-long: stopped: the budget was spent",
+        "record.py: 03-quick: not started: no time",
+    ]
     assert [path.name for path in (project / "home").iterdir()] == ["01-quick.cpu.ipynb"]
     assert not (project / "recordings").exists(), "the book's own recordings stay"
     kernel = int((project / "kernel").read_text())
@@ -215,7 +217,7 @@ def test_merge_does_not_replace_a_fresh_recording_by_a_stale_one(brought):
     (folder / "01-quick.gpu.ipynb").write_text(json.dumps(notebook))
     code, _, err = merge(project, folder)
     assert code == 1
-    assert "refused: it is stale, and the recording that is there is fresh" in err
+    assert "it is stale, and the recording that is there is fresh" in err
     assert (project / "recordings/01-quick.gpu.ipynb").read_bytes() == before
 
 
