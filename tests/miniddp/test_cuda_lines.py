@@ -6,6 +6,7 @@ is tested by `make test-gpu`.
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from miniddp import ring
+from miniddp import hooks, ring
+from miniddp.checkpoint import random_state, set_random_state
 from miniddp.process import destroy_process_group, device, init_process_group
+from miniddp.training_step import check_amp
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 
@@ -80,3 +83,40 @@ def test_the_ring_sends_a_gpus_tensors_from_where_they_are() -> None:
         assert ring.reduce_scatter(torch.empty(5, 6), parts) == 120
         assert ring.all_gather(parts, torch.empty(5, 6)) == 120
     assert all(buffer.is_meta for buffer in ring.landing_buffers(parts[0]))
+
+
+def test_the_random_state_holds_that_of_the_gpu(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_gpu = torch.arange(3)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: of_gpu)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", calls.append)
+    set_random_state(random_state())
+    (restored,) = calls
+    assert restored is of_gpu
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_without_bf16_is_told_before_training(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    check_amp("fp16")
+    if supported:
+        check_amp("bf16")
+        return
+    with pytest.raises(ValueError, match="this GPU has none, use fp16 or off"):
+        check_amp("bf16")
+
+
+def test_the_future_of_a_hook_knows_the_gpu_whose_streams_it_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Future(SimpleNamespace):
+        def set_result(self, value: Any) -> None:
+            self.value = value
+
+    monkeypatch.setattr(hooks, "Future", Future)
+    buffer = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1))
+    future = hooks.noop_hook(None, SimpleNamespace(buffer=lambda: buffer))
+    assert (future.devices, future.value) == ([torch.device("cuda", 1)], buffer)
