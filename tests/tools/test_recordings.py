@@ -75,17 +75,25 @@ def test_without_a_gpu_nothing_is_recorded_as_one(tmp_path, monkeypatch):
 
 
 def test_a_spent_budget_ends_the_run_and_starts_no_other(tmp_path):
-    project = make_project(tmp_path, **{"01-quick": QUICK, "02-long": LONG, "03-quick": QUICK})
-    code, out, err = call(project, "--output", str(project / "home"), "--budget", "24")
+    project = make_project(tmp_path, **{"02-long": LONG, "03-quick": QUICK})
+    code, out, err = call(project, "--output", str(project / "home"), "--budget", "20")
     assert code == 1, out + err
     assert err.splitlines() == [
         "record.py: 02-long: stopped: the budget was spent",
         "record.py: 03-quick: not started: no time",
     ]
-    assert [path.name for path in (project / "home").iterdir()] == ["01-quick.cpu.ipynb"]
+    assert not (project / "home").exists()
     assert not (project / "recordings").exists(), "the book's own recordings stay"
     kernel = int((project / "kernel").read_text())
     assert not Path(f"/proc/{kernel}").exists() or sys.platform != "linux"
+
+
+def test_another_folder_gets_the_recordings_within_a_budget(tmp_path):
+    project = make_project(tmp_path, **{"01-quick": QUICK})
+    code, out, err = call(project, "--output", str(project / "home"), "--budget", "170")
+    assert code == 0, out + err
+    assert [path.name for path in (project / "home").iterdir()] == ["01-quick.cpu.ipynb"]
+    assert not (project / "recordings").exists(), "the book's own recordings stay"
 
 
 @pytest.fixture(scope="module")
