@@ -113,7 +113,7 @@ def reached_leaves(output: Any) -> set[Tensor]:
 def leaves_of(output: Any) -> Iterator[Any]:
     """What lists, tuples, dictionaries and dataclasses hold."""
     for leaf in pytree.tree_leaves(output):
-        if is_dataclass(leaf):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
             fields_of = [getattr(leaf, field.name) for field in fields(leaf)]
             yield from leaves_of(fields_of)
         else:
