@@ -315,7 +315,7 @@ place = folder / "two-ranks"
 miniddp.run_ranks(save_model, 2, place)
 whole = place / "step-00000100.safetensors"
 cut_off = place / "step-00000200.safetensors"
-cut_off.write_bytes(whole.read_bytes()[:20_000])
+cut_off.write_bytes(whole.read_bytes()[:-20_000])
 for path in (cut_off, whole):
     answers = miniddp.run_ranks(try_to_load, 3, path)
     assert len(set(answers)) == 1, "all ranks say the same"
