@@ -73,12 +73,12 @@ Trained = tuple[nn.Module, Optimizer]
 
 
 def ddp(model: nn.Module) -> Trained:
-    wrapped = miniddp.DistributedDataParallel(model)
+    wrapped = miniddp.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return wrapped, Adam(wrapped.parameters(), lr=1e-3)
 
 
 def zero1(model: nn.Module) -> Trained:
-    wrapped = miniddp.DistributedDataParallel(model)
+    wrapped = miniddp.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return wrapped, ShardedOptimizer(wrapped.parameters(), Adam, lr=1e-3)
 
 

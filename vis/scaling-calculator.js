@@ -234,7 +234,7 @@ function build(data) {
         ranks.range.max = sizesNow().length - 1;
         draw();
       }),
-      field("Bucket", "MiB", inputs.bucketCap, MIB, { min: 0.01, max: 1e6 }, (value) => { inputs.bucketCap = value; inputs.firstCap = Math.min(MIB, value); }),
+      field("Bucket", "MiB", inputs.bucketCap, MIB, { min: 0.01, max: 1e6 }, (value) => { inputs.bucketCap = inputs.firstCap = value; }),
       number("Micro-batches per step", { min: 1, max: 1000, step: 1, value: 1 }, change("accumulation"))));
 
   // Outputs -------------------------------------------------------------------------------------
