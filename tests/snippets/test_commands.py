@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pytest
 
-from .pages import CONFIG, ROOT, Fence, fences
+from .pages import ROOT, Fence, fences
 
 MASTER = "node0.example"
 PORT = re.compile(rf"(?<={MASTER}:)\d+|(?<=--master_port=)\d+")
