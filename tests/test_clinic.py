@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 
@@ -37,6 +38,7 @@ def definitions_of(file: Path) -> ModuleType:
     module = ModuleType("clinic")
     module.__file__ = str(file)
     sys.modules["clinic"] = module
+    cloudpickle.register_pickle_by_value(module)  # no rank could import it
     exec(compile(tree, str(file), "exec"), vars(module))
     return module
 
