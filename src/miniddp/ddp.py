@@ -156,7 +156,8 @@ class Reducer:
         self.ready: dict[int, None] = {}  # parameters, in order
         self.first_order: list[int] = []
         self.launched: list[tuple[Bucket, Any]] = []
-        self.use(build_buckets(self.parameters, sys.maxsize))
+        first_cap = self.cap_mb if ddp.find_unused_parameters else sys.maxsize
+        self.use(build_buckets(self.parameters, first_cap))
         for i, parameter in enumerate(self.parameters):
             hook = partial(tell, weakref.ref(self), i)
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -176,9 +177,9 @@ class Reducer:
         """A forward pass has ended whose backward shall average."""
         self.expecting = True
         self.ready = {}
-        for bucket, work in self.launched:  # after an error in backward
+        launched, self.launched = self.launched, []
+        for bucket, work in launched:  # after an error in backward
             wait_for(work, bucket)
-        self.launched = []
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)
         return output
@@ -226,9 +227,9 @@ class Reducer:
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for all buckets; let every `.grad` be the mean."""
-        for bucket, work in self.launched:
+        launched, self.launched, self.expecting = self.launched, [], False
+        for bucket, work in launched:
             wait_for(work, bucket)
-        self.launched, self.expecting = [], False
         self.first_order = self.first_order or list(self.ready)
         for i in range(len(self.parameters)):
             self.give_mean(i)

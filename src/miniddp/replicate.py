@@ -59,11 +59,13 @@ def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         for tensor in tensors:
             if tensor.device != device or tensor.numel() == 0:
                 continue
-            if sum(t.nbytes for t in message) + tensor.nbytes > MESSAGE_BYTES:
+            size = sum(t.nbytes for t in message) + tensor.nbytes
+            if message and size > MESSAGE_BYTES:
                 yield message
                 message = []
             message.append(tensor)
-        yield message
+        if message:
+            yield message
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -84,7 +86,9 @@ def verify_replicas(
     ranks = dist.get_process_group_ranks(group)
     own = list(_fingerprints(module, values))
     replicas = [own for _ in ranks]
-    dist.all_gather_object(replicas, own, group=process_group)
+    where = next(module.parameters(), torch.empty(0))
+    with torch.cuda.device_of(where):  # type: ignore[no-untyped-call]
+        dist.all_gather_object(replicas, own, group=process_group)
     for tensors in zip_longest(*replicas, fillvalue="nothing"):
         for rank, tensor in zip(ranks, tensors, strict=True):
             if tensor != tensors[0]:

@@ -4,7 +4,7 @@
 gradient; `check_reduction` asks, at the end, whether all ranks got them all.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.autograd import Variable
 from torch.utils import _pytree as pytree
 
 from miniddp import checks
-from miniddp.bucket import build_buckets
 from miniddp.ddp import DistributedDataParallel, Reducer
 
 
@@ -33,10 +32,14 @@ class WatchingReducer(Reducer):
         leaves, structure = pytree.tree_flatten(output)
         places = [i for i, leaf in enumerate(leaves) if has_graph(leaf)]
         tensors = [leaves[i] for i in places]
-        watched = Watch.apply(self, *tensors)  # type: ignore[no-untyped-call]
-        for i, tensor in zip(places, watched, strict=True):
+        for i, tensor in zip(places, self.watch(tensors), strict=True):
             leaves[i] = tensor
         return pytree.tree_unflatten(leaves, structure)
+
+    def watch(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """Together: backward through one passes by the others, too."""
+        watched: Sequence[Tensor] = Watch.apply(self, *tensors)  # type: ignore[no-untyped-call]
+        return watched
 
     def begin_backward(self) -> None:
         if not self.expecting:
@@ -72,7 +75,6 @@ class SearchingReducer(WatchingReducer):
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         super().__init__(ddp)
-        self.use(build_buckets(self.parameters, ddp.bucket_cap_mb))
         self.rebuilt = True  # the order may be another one in each pass
 
     def prepare_for_backward(self, output: Any) -> Any:
@@ -83,10 +85,11 @@ class SearchingReducer(WatchingReducer):
         return output
 
     def on_gradient(self, i: int) -> None:
-        unused, self.unused = self.unused, []
-        for j in unused:
-            self.put_into_bucket(j)
-        super().on_gradient(i)
+        with self.lock:
+            unused, self.unused = self.unused, []
+            for j in unused:
+                self.put_into_bucket(j)
+            super().on_gradient(i)
 
     def finish(self) -> None:
         here = [parameter.grad is not None for parameter in self.parameters]
@@ -127,13 +130,22 @@ def has_graph(leaf: Any) -> bool:
 class CheckingReducer(WatchingReducer):
     """`check_reduction=True`: each backward ends with a look at all ranks."""
 
+    queued = False
+
+    def watch(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """Each alone: what stays out of the loss is to be missed."""
+        return [super(CheckingReducer, self).watch([t])[0] for t in tensors]
+
     def begin_backward(self) -> None:
         super().begin_backward()
-        Variable._execution_engine.queue_callback(self.check)
+        if not self.queued:
+            self.queued = True
+            Variable._execution_engine.queue_callback(self.check)
 
     @torch.no_grad()
     def check(self) -> None:
         """Raise, on every rank, if one of them lacks a gradient."""
+        self.queued = False
         if not self.ready:  # of torch.autograd.grad, or all are frozen
             return
         here = [i in self.ready for i in range(len(self.parameters))]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import miniddp
-from miniddp import checks
+from miniddp import checks, hooks
 from miniddp.bucket import Bucket
 from miniddp.launch import RanksFailed
 from miniddp.process import device
@@ -116,6 +116,51 @@ def test_the_next_forward_names_a_missing_gradient() -> None:
             "starting a new one: parameters which did not receive grad for rank "
             f"{rank}: right.weight, right.bias."
         )
+
+
+def leave_out_an_output(rank: int) -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(5, 3) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [head(x) for head in self.heads]
+
+    ddp = miniddp.DistributedDataParallel(TwoHeads(), check_reduction=True)
+    first, second = ddp(torch.randn(3, 5))
+    (first.sum() + second.sum()).backward()
+    ddp(torch.randn(3, 5))[0].sum().backward()
+
+
+def test_check_reduction_names_what_an_unused_output_left_out() -> None:
+    for message in fails_on_every_rank(2, leave_out_an_output):
+        assert "'heads.1.weight' (on 2 of 2 ranks)" in message
+        assert "heads.0" not in message
+
+
+def goes_on_after_a_hook_failed(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(ddp_cases.seeded(Mlp, rank))
+    failing = True
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not failing:
+            return hooks.allreduce_hook(None, bucket)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_exception(OSError("the network is gone"))
+        return future
+
+    ddp.register_comm_hook(None, hook)
+    with pytest.raises(OSError, match="the network is gone"):
+        ddp(torch.randn(2, 5)).sum().backward()
+    failing = False
+    ddp.zero_grad()
+    ddp(torch.randn(2, 5)).sum().backward()
+    ddp_cases.assert_equal_on_all_ranks(ddp)
+
+
+def test_goes_on_after_a_hook_failed() -> None:
+    run(goes_on_after_a_hook_failed, 2)
 
 
 def check_reduction_lets_pass(rank: int) -> None:

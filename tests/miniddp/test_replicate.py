@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from miniddp import replicate
 from miniddp.launch import RankResults
 from miniddp.process import device
 from miniddp.replicate import broadcast_module, verify_replicas
@@ -201,6 +202,25 @@ def test_a_part_of_the_ranks(seen: RankResults) -> None:
 def test_no_process_group(function: Callable[[nn.Module], None]) -> None:
     with pytest.raises(RuntimeError, match="there is no process group"):
         function(nn.Linear(1, 1))
+
+
+def large_and_empty(rank: int) -> tuple[list[int], torch.Tensor]:
+    """A tensor larger than a message goes alone; what is empty does not go at all."""
+    replicate.MESSAGE_BYTES = 64
+    module = nn.Module()
+    module.register_buffer("empty", torch.empty(0))
+    module.register_buffer("large", torch.full((30,), float(rank)))
+    module.register_buffer("small", torch.full((3,), float(rank)))
+    sizes = [len(message) for message in replicate._messages(list(module.buffers()))]
+    broadcast_module(module)
+    broadcast_module(nn.ModuleList())
+    return sizes, torch.cat([module.large, module.small])
+
+
+def test_a_message_is_never_empty() -> None:
+    for sizes, values in run(large_and_empty, 2):
+        assert sizes == [1, 1]
+        assert not values.any()
 
 
 def gaps(rank: int) -> tuple[torch.Tensor, int]:
