@@ -4,9 +4,11 @@ import contextlib
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -346,6 +348,7 @@ def hang(rank, pipe):
     time.sleep(600)
 
 import sys
+import tempfile
 try:
     run_ranks(hang, 2, sys.argv[1] + "/first")
 except KeyboardInterrupt:
@@ -365,8 +368,7 @@ def wait_for_pids(file: Path) -> list[int]:
 def test_program_without_a_guarded_main_is_interrupted_then_killed(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(UNGUARDED_PROGRAM)
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp())  # short: a socket's path has 108 bytes at most
     program = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path)],
         env={**os.environ, "TMPDIR": str(folder)},
@@ -383,6 +385,7 @@ def test_program_without_a_guarded_main_is_interrupted_then_killed(tmp_path: Pat
         program.kill()
     assert_gone(ranks_after)
     assert not list(folder.glob("miniddp-*"))
+    shutil.rmtree(folder)
     output, _ = program.communicate(timeout=10)
     assert output == "program runs\n[6, 5]\ninterrupted\n"
 
