@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -32,17 +33,22 @@ def start() -> None:
 def say_once(line: str) -> None:
     """Show an error that every rank has, as the last line of the job.
 
-    torchrun ends its own output with what a rank wrote into its error file.
+    torchrun ends its own output with the error file of the rank that failed
+    first, and stops the others: so the others leave after rank 0.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if get("rank") != 0:
+        dist.barrier()
+        time.sleep(1)
         return
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file is None:
         print(line, file=sys.stderr)
-        return
-    about = {"py_callstack": line, "timestamp": int(time.time())}
-    message = {"message": line, "extraInfo": about}
-    Path(file).write_text(json.dumps({"message": message}))
+    else:
+        about = {"py_callstack": line, "timestamp": int(time.time())}
+        message = {"message": line, "extraInfo": about}
+        Path(file).write_text(json.dumps({"message": message}))
+    dist.barrier()
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
