@@ -14,7 +14,7 @@ SHELL := bash
 
 BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
-BOOK := index.qmd chapters runs
+BOOK := index.qmd chapters appendix runs
 
 .PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise parity address bench constraints clean
 

@@ -281,15 +281,8 @@ def uncommitted(root: Path) -> Iterator[str]:
 
 
 def pages(root: Path) -> list[Path]:
-    return [
-        path
-        for path in (
-            root / "index.qmd",
-            *sorted((root / "chapters").glob("*.qmd")),
-            *sorted((root / "runs").glob("*.qmd")),
-        )
-        if path.is_file()
-    ]
+    folders = [sorted((root / name).glob("*.qmd")) for name in ("chapters", "appendix", "runs")]
+    return [*root.glob("index.qmd"), *(path for folder in folders for path in folder)]
 
 
 def page_problems(root: Path) -> Iterator[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ROOT / "tools" / "words.txt"
-FILES = ("*.md", "*.qmd", "chapters/*.*md", "vis/*.md", ".github/**/*.md",
+FILES = ("*.md", "*.qmd", "chapters/*.*md", "appendix/*.qmd", "vis/*.md", ".github/**/*.md",
          "src/**/*.py", "tools/**/*.py", "exercises/**/*.py", "runs/*.py", "vis/*.svg")  # fmt: skip
 SAID_ALOUD = re.compile(r'(?:fig-alt|fig-cap|title|needs|broken)="([^"]*)"')
 

@@ -9,7 +9,7 @@ local value = import "value"
 
 local M = {}
 
-local GLOSSARY = "chapters/glossary.qmd"
+local GLOSSARY = "appendix/glossary.qmd"
 local stringify = pandoc.utils.stringify
 
 local function key_of(text) return (text:lower():gsub("%s+", " ")) end

@@ -175,7 +175,7 @@ FAILURES = {
     ),
     "unknown term": (
         'A [ring]{.term key="zygote"}.',
-        '.term key="zygote": no term "zygote" in chapters/glossary.qmd '
+        '.term key="zygote": no term "zygote" in appendix/glossary.qmd '
         "(it has: alpha–beta model, bucket, rank, ring all-reduce)",
     ),
     "no diagram": (diagram(""), '.diagram: expected src="vis/NAME.svg"'),
@@ -346,20 +346,20 @@ def test_attributes_over_two_lines_are_located(render):
 
 
 def test_an_error_in_a_definition_is_the_glossary_s(render, book):
-    glossary = book / "chapters/glossary.qmd"
+    glossary = book / "appendix/glossary.qmd"
     glossary.write_text('rank\n: One of []{.val run="01-demo" key="none"}.\n', encoding="utf-8")
     done = render(PAGE, "[rank]{.term}\n")
-    assert done.stderr.startswith('chapters/glossary.qmd:2: .val run="01-demo" key="none": ')
+    assert done.stderr.startswith('appendix/glossary.qmd:2: .val run="01-demo" key="none": ')
 
 
 def test_no_glossary(render, book):
-    (book / "chapters/glossary.qmd").unlink()
+    (book / "appendix/glossary.qmd").unlink()
     done = render(PAGE, BEFORE + "[rank]{.term}\n")
-    assert done.stderr == f"{PAGE}:{LINE}: .term [rank]: there is no chapters/glossary.qmd\n"
+    assert done.stderr == f"{PAGE}:{LINE}: .term [rank]: there is no appendix/glossary.qmd\n"
 
 
 def test_two_entries_of_a_name(render):
-    page = "chapters/glossary.qmd"
+    page = "appendix/glossary.qmd"
     done = render(page, "Rank\n: One.\n\nrank\n: Two.\n")
     assert done.stderr == f"{page}: two entries have the name #term-rank\n"
 

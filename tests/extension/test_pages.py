@@ -158,7 +158,7 @@ def test_cross_references_alone_need_no_bibliography(render):
 @pytest.mark.parametrize("space", [" ", "\\ ", "\n"])
 def test_a_tooltip_leaves_citations_out(render, book, space):
     glossary = f"rank\n: One process{space}[@li2020], with a number.\n"
-    (book / "chapters/glossary.qmd").write_text(glossary, encoding="utf-8")
+    (book / "appendix/glossary.qmd").write_text(glossary, encoding="utf-8")
     html = render(PAGE, "A [rank]{.term}.\n").stdout
     assert 'data-tip="One process, with a number."' in html
 
@@ -255,7 +255,7 @@ GLOSSARY = "rank\n: A process.\n\nring\n: A circle.\n\nring all-reduce\n: Both.\
     ],
 )
 def test_terms_in_docstrings_are_linked(render, book, text, links):
-    (book / "chapters/glossary.qmd").write_text(GLOSSARY, encoding="utf-8")
+    (book / "appendix/glossary.qmd").write_text(GLOSSARY, encoding="utf-8")
     (book / "src/gears/__init__.py").write_text("", encoding="utf-8")
     (book / "src/gears/wheel.py").write_text(f'"""{text}\n"""\n', encoding="utf-8")
     html = render(PAGE, '::: {.reference package="gears"}\n:::\n').stdout
@@ -282,7 +282,7 @@ def test_a_reference_that_lacks_something(render, book, package, wheel, message)
 
 
 def test_a_tooltip_shows_formulas_as_text(render, book):
-    (book / "chapters/glossary.qmd").write_text("rank\n: One of $2^N-1$.\n", encoding="utf-8")
+    (book / "appendix/glossary.qmd").write_text("rank\n: One of $2^N-1$.\n", encoding="utf-8")
     assert 'data-tip="One of 2^(N) − 1."' in render(PAGE, "A [rank]{.term}.\n").stdout
 
 

@@ -20,7 +20,7 @@ book:
   title: Fixture
   repo-url: https://example.org/fixture
   chapters: [index.qmd, {chapters}]
-  appendices: [chapters/glossary.qmd, chapters/runs.qmd, runs/01-demo.qmd, runs/02-cpu.qmd,
+  appendices: [appendix/glossary.qmd, appendix/runs.qmd, runs/01-demo.qmd, runs/02-cpu.qmd,
     runs/04-line.qmd]
 filters: [{at: pre-ast, path: _extensions/ddp-book/book.lua}]
 format: {html: {code-annotations: hover}}
@@ -50,7 +50,7 @@ def test_book(book, render_all):
     code = html["05-code"]
     assert code.count('<button class="code-annotation-anchor"') == 5
     assert not re.search(r"&lt;\d+&gt;", code)
-    assert 'data-code-annotation="1">A <a href="../chapters/glossary.html#term-rank"' in code
+    assert 'data-code-annotation="1">A <a href="../appendix/glossary.html#term-rank"' in code
 
     run = html["05-run"]
     assert run.count('<ul class="nav nav-tabs"') == 2

@@ -30,7 +30,7 @@ def test_the_table_was_made_with_the_pinned_torch() -> None:
 
 
 def test_the_page_shows_every_section() -> None:
-    page = (ROOT / "chapters/parity.qmd").read_text(encoding="utf-8")
+    page = (ROOT / "appendix/parity.qmd").read_text(encoding="utf-8")
     shown = re.findall(r'\{\.parity (?:\.counted )?section="([^"]+)"\}', page)
     sections = json.loads(TABLE.read_text(encoding="utf-8"))["sections"]
     assert sorted(shown) == sorted(sections)
