@@ -1,0 +1,113 @@
+"""Reads `measurements/`: what others measured and published.
+
+A table is a CSV file; `sources.toml` says where each comes from, and in its section `columns` what
+each column holds, with the unit in brackets. Values stand as their source prints them: an empty
+cell was not published.
+"""
+
+import csv
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "measurements"
+NEEDED = ("title", "measured", "hardware", "software", "date", "authors", "address", "licence")
+ALLOWED = {*NEEDED, "read", "path", "commit", "caveat"}
+READ = ("original", "second-hand")
+
+Row = dict[str, Any]
+
+
+def sources(folder: Path = FOLDER) -> dict[str, dict[str, str]]:
+    """Table → where it comes from: title, hardware, address and so on.
+
+    Raises:
+        ValueError: A table has no source, a source no table, or an entry lacks a part.
+    """
+    entries = _entries(folder)
+    tables = {path.stem for path in folder.glob("*.csv")}
+    if unexplained := sorted(tables - entries.keys()):
+        raise ValueError(f"sources.toml: {unexplained[0]}.csv has no source")
+    if missing := sorted(entries.keys() - tables):
+        raise ValueError(f"sources.toml: [{missing[0]}] has no {missing[0]}.csv")
+    for name, entry in entries.items():
+        _check_source(name, entry)
+    return entries
+
+
+def headings(folder: Path = FOLDER) -> dict[str, str]:
+    """Column → what it holds, such as "bus bandwidth (GB/s)"."""
+    return _toml(folder)["columns"]
+
+
+def unit(column: str, folder: Path = FOLDER) -> str | None:
+    """The unit of a column, such as "GB/s"; None if it holds text.
+
+    Raises:
+        ValueError: `sources.toml` does not say what the column holds.
+    """
+    names = headings(folder)
+    if column not in names:
+        raise ValueError(f"sources.toml: [columns] does not name {column}")
+    found = re.search(r"\(([^()]+)\)$", names[column])
+    return found[1] if found else None
+
+
+def read(table: str, folder: Path = FOLDER) -> list[Row]:
+    """The rows of a table: column → a number where the column has a unit, else text.
+
+    The name of a column says its unit too: `size_bytes`, `time_us` (microseconds), `busbw_gb_per_s`
+    (10⁹ bytes per second). A cell that was not published is None.
+
+    Raises:
+        ValueError: There is no such table, it has no source, or a cell is wrong.
+    """
+    if table not in sources(folder):
+        raise ValueError(
+            f"measurements: no table {table} (there are: {', '.join(sources(folder))})"
+        )
+    with open(folder / f"{table}.csv", encoding="utf-8", newline="") as file:
+        header, *lines = csv.reader(file)
+    units = {column: unit(column, folder) for column in header}
+    rows = []
+    for number, cells in enumerate(lines, start=2):
+        if len(cells) != len(header):
+            where = f"{table}.csv:{number}"
+            raise ValueError(f"{where}: expected {len(header)} cells, found {len(cells)}")
+        row = zip(header, cells, strict=True)
+        rows.append(
+            {name: _value(cell, units[name], f"{table}.csv:{number}: {name}") for name, cell in row}
+        )
+    return rows
+
+
+def _toml(folder: Path) -> dict[str, dict[str, str]]:
+    return tomllib.loads((folder / "sources.toml").read_text(encoding="utf-8"))
+
+
+def _entries(folder: Path) -> dict[str, dict[str, str]]:
+    return {name: entry for name, entry in _toml(folder).items() if name != "columns"}
+
+
+def _check_source(name: str, entry: dict[str, str]) -> None:
+    where = f"sources.toml: [{name}]"
+    if lacking := [key for key in NEEDED if not entry.get(key)]:
+        raise ValueError(f"{where} has no {lacking[0]}")
+    if unknown := sorted(entry.keys() - ALLOWED):
+        raise ValueError(f"{where}: unknown key {unknown[0]}")
+    if entry.get("read") not in READ:
+        raise ValueError(f"{where}: read must be one of {', '.join(READ)}")
+    if entry["read"] == "second-hand" and not entry.get("caveat"):
+        raise ValueError(f"{where}: read second-hand, and no caveat says why")
+    if not entry["address"].startswith("https://"):
+        raise ValueError(f"{where}: address is not https://…: {entry['address']}")
+
+
+def _value(cell: str, unit: str | None, where: str) -> str | float | None:
+    if unit is None or not cell:
+        return cell or None
+    try:
+        return int(cell) if cell.isdecimal() else float(cell)
+    except ValueError:
+        raise ValueError(f"{where}: not a number of {unit}: {cell!r}") from None
