@@ -61,7 +61,6 @@ lint: ready-lint ## check the style of code and prose, the spelling, the workflo
 	@$(BIN)/panache lint $(BOOK)
 	@echo "==> spelling"
 	@$(BIN)/typos
-	@$(BIN)/python tools/spell.py
 	@echo "==> workflows"
 	@$(BIN)/zizmor --offline --quiet .github
 
