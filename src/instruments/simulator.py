@@ -1,0 +1,202 @@
+"""A training step in time, before anybody has a cluster: layers, buckets, two streams and a link.
+
+A rank computes on one stream and communicates on another. All ranks do the same at the same time,
+so one of them stands for all. What the link costs is a function of the caller: any callable that
+gives the seconds of an all-reduce of so many bytes, a model's or a table's.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from instruments.cost import check_amounts, check_counts
+from miniddp.bucket import MIB, plan_buckets
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+
+AllReduce = Callable[[float], float]
+"""Seconds in which the ranks all-reduce so many bytes."""
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+"""So many draws from a distribution: `lambda generator, n: generator.normal(1, 0.02, n)`."""
+
+
+class Span(NamedTuple):
+    """What a stream does from `start` to `end`, in seconds since the step began."""
+
+    stream: str
+    name: str
+    start: float
+    end: float
+
+
+class Layer(NamedTuple):
+    """Seconds of a layer's forward and backward in a micro-batch, and the bytes of its gradients.
+
+    Autograd has all gradients of a layer when its backward ends.
+    """
+
+    forward: float
+    backward: float
+    gradient_bytes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, without the optimizer.
+
+    Attributes:
+        spans: The timeline: what each stream did, and when.
+        compute: Seconds for which a rank alone would compute.
+    """
+
+    spans: tuple[Span, ...]
+    compute: float
+
+    @property
+    def seconds(self) -> float:
+        """When both streams are done."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds by which the step is longer than a rank alone would need."""
+        return max(0.0, self.seconds - self.compute)
+
+    @property
+    def communication(self) -> float:
+        """Seconds for which the link was in use."""
+        return sum(span.end - span.start for span in self.spans if span.stream == COMMUNICATION)
+
+
+class Streams:
+    """What the two streams of a rank have done so far, and until when each is busy."""
+
+    def __init__(self, stolen: float) -> None:
+        self.stolen = stolen
+        self.spans: list[Span] = []
+        self.computed = self.arrived = 0.0
+
+    def compute(self, name: str, seconds: float) -> None:
+        """Compute next what takes `seconds` while nothing travels."""
+        travelling = max(0.0, self.arrived - self.computed)
+        slowed = travelling * self.stolen
+        if seconds < travelling - slowed:  # done before all that was sent has arrived
+            slowed = seconds * self.stolen / (1 - self.stolen)
+        start, self.computed = self.computed, self.computed + seconds + slowed
+        self.spans.append(Span(COMPUTE, name, start, self.computed))
+
+    def send(self, name: str, seconds: float) -> None:
+        """Send what has been computed by now, as soon as the link is free."""
+        check_amounts(**{f"seconds of {name}": seconds})
+        start = max(self.computed, self.arrived)
+        self.arrived = start + seconds
+        self.spans.append(Span(COMMUNICATION, name, start, self.arrived))
+
+
+def simulate(
+    layers: Sequence[Layer],
+    all_reduce: AllReduce,
+    plan: Sequence[Sequence[int]] | None = None,
+    *,
+    overlapped: bool = True,
+    micro_batches: int = 1,
+    stolen: float = 0.0,
+    slowest: float = 1.0,
+) -> Step:
+    """Simulate a step of a model whose `layers` are given in the order of forward.
+
+    Gradients are numbered through all layers. `plan` says which of them travel together, and in
+    which order (`buckets`); without it each travels alone, the last one first. A bucket is sent
+    when its gradients are there and the bucket before it has arrived (Li et al., VLDB 2020,
+    section 3.2). With `overlapped=False` all wait for the end of backward. Of several
+    `micro_batches` the last one sends, as with `no_sync`.
+
+    While a bucket travels, compute loses the part `stolen` (0 to 1) of its speed: NCCL's kernels
+    occupy multiprocessors, gloo's threads cores. `slowest` is the compute of the slowest rank over
+    that of a usual one (`expected_maximum`): no bucket leaves before that rank has its part.
+
+    Raises `ValueError` for a negative amount, or a plan that does not hold every gradient once.
+    """
+    check_counts(micro_batches=micro_batches)
+    sizes = _gradient_bytes(layers)
+    if plan is None:
+        plan = [[i] for i in reversed(range(len(sizes)))]
+    _check(layers, sizes, plan, stolen, slowest)
+    unsent = deque(enumerate(plan))
+    streams = Streams(stolen)
+
+    def send_full_buckets(made_from: int) -> None:
+        while unsent and all(i >= made_from for i in unsent[0][1]):
+            number, bucket = unsent.popleft()
+            streams.send(f"bucket {number}", all_reduce(sum(sizes[i] for i in bucket)))
+
+    firsts = [0, *accumulate(len(layer.gradient_bytes) for layer in layers)]
+    for number in range(1, micro_batches + 1):
+        for i, layer in enumerate(layers):
+            streams.compute(f"forward {i}", layer.forward * slowest)
+        for i, layer in reversed(list(enumerate(layers))):
+            streams.compute(f"backward {i}", layer.backward * slowest)
+            if overlapped and number == micro_batches:
+                send_full_buckets(firsts[i])
+    send_full_buckets(0)
+    alone = micro_batches * sum(layer.forward + layer.backward for layer in layers)
+    return Step(tuple(streams.spans), alone)
+
+
+def buckets(
+    layers: Sequence[Layer], cap_bytes: int = 25 * MIB, first_cap_bytes: int = MIB
+) -> list[list[int]]:
+    """The buckets of DDP for these layers: filled from the last gradient to the first."""
+    sizes = _gradient_bytes(layers)
+    order = range(len(sizes))[::-1]
+    return plan_buckets(sizes, [None] * len(sizes), order, cap_bytes, first_cap_bytes)
+
+
+def even_layers(bucket_bytes: Sequence[int], forward: float, backward: float) -> list[Layer]:
+    """Layers that fill one bucket each, if compute makes as many bytes in every second.
+
+    `bucket_bytes` stand in the order in which backward fills them; `forward` and `backward` are
+    seconds of all layers together. Raises `ValueError` if there are no bytes at all.
+    """
+    total = sum(bucket_bytes)
+    if total <= 0:
+        raise ValueError(f"there must be bytes in some bucket, not {list(bucket_bytes)!r}")
+    shares = [(size, size / total) for size in reversed(bucket_bytes)]
+    return [Layer(forward * share, backward * share, [size]) for size, share in shares]
+
+
+def expected_maximum(draw: Draw, count: int, seed: int = 0, trials: int = 200) -> float:
+    """The mean over `trials` of the largest of `count` draws.
+
+    Where `draw` gives a rank's compute, 1 for a usual one, this is that of the slowest of `count`
+    ranks, for `simulate(slowest=…)`.
+    """
+    check_counts(count=count, trials=trials)
+    generator = np.random.default_rng(seed)
+    return float(np.mean([draw(generator, count).max() for _ in range(trials)]))
+
+
+def _gradient_bytes(layers: Sequence[Layer]) -> list[int]:
+    return [size for layer in layers for size in layer.gradient_bytes]
+
+
+def _check(
+    layers: Sequence[Layer],
+    sizes: Sequence[int],
+    plan: Sequence[Sequence[int]],
+    stolen: float,
+    slowest: float,
+) -> None:
+    check_amounts(stolen=stolen, slowest=slowest, smallest_gradient=min(sizes, default=0))
+    for i, layer in enumerate(layers):
+        names = {f"forward of layer {i}": layer.forward, f"backward of layer {i}": layer.backward}
+        check_amounts(**names)
+    if stolen > 1:
+        raise ValueError(f"stolen must be a part from 0 to 1, not {stolen!r}")
+    if sorted(i for bucket in plan for i in bucket) != list(range(len(sizes))):
+        raise ValueError(f"the plan must hold each of the {len(sizes)} gradients once: {plan!r}")
