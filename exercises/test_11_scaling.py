@@ -6,7 +6,7 @@ import pytest
 from harness import load
 
 from instruments.cost import Link, ring_all_reduce_seconds
-from instruments.overlap import overlap, ready_times
+from instruments.simulator import even_layers, simulate
 
 exercise = load("11_scaling")
 MEGABYTE = 10**6
@@ -14,9 +14,11 @@ MEGABYTE = 10**6
 
 def expected(forward, backward, bucket_bytes, world_size, alpha, beta):
     link = Link(alpha, beta)
-    seconds = [ring_all_reduce_seconds(size, world_size, link) for size in bucket_bytes]
-    exposed = overlap(ready_times(bucket_bytes, backward), seconds, backward).exposed
-    return (forward + backward) / (forward + backward + exposed)
+    step = simulate(
+        even_layers(bucket_bytes, forward, backward),
+        lambda size: ring_all_reduce_seconds(size, world_size, link),
+    )
+    return step.compute / step.seconds
 
 
 def test_one_rank_waits_for_nobody() -> None:

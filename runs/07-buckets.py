@@ -35,7 +35,7 @@ from book import (
     table,
     timeline,
 )
-from instruments.overlap import overlap, ready_times
+from instruments.simulator import even_layers, simulate
 from instruments.timeline import Timeline
 from miniddp.bucket import MIB, plan_buckets
 from miniddp.data import collate, encode, load_mrpc
@@ -614,9 +614,8 @@ COUNTS = [1, 2, 4, 8, 16, 32, 64]
 
 
 def left(communication: float, count: int) -> float:
-    return overlap(
-        ready_times([1] * count, BACKWARD), [communication / count + LATENCY] * count, BACKWARD
-    ).exposed
+    layers = even_layers([1] * count, forward=0, backward=BACKWARD)
+    return simulate(layers, lambda _: communication / count + LATENCY).exposed
 
 
 def left_by_formula(communication: float, count: int) -> float:

@@ -27,12 +27,8 @@ from instruments import bench_ring
 from instruments.cost import Link, ring_all_reduce_seconds
 from instruments.flops import peak_flops
 from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
-from instruments.overlap import (
-    overlap,
-    ready_times,
-    scaling_efficiency,
-    smallest_batch_per_rank,
-)
+from instruments.scaling import scaling_efficiency, smallest_batch_per_rank
+from instruments.simulator import even_layers, simulate
 from miniddp import DistributedDataParallel
 
 provenance(device="cpu", world_size=[1, 2, 4], backend="gloo")
@@ -209,9 +205,13 @@ def predict(
     """From the step of one rank alone, and its backward part, to that of `world_size` ranks."""
     sharing = max(1, world_size / CORES)  # ranks that share a core take turns
     step, backward = step * sharing, backward * sharing
-    messages = [ring_all_reduce_seconds(size, world_size, link) for size in bucket_bytes]
-    waited = overlap(ready_times(bucket_bytes, backward), messages, backward).exposed
-    return Prediction(step + waited, step + sum(messages))
+    layers = even_layers(bucket_bytes, step - backward, backward)
+
+    def all_reduce(size: float) -> float:
+        return ring_all_reduce_seconds(size, world_size, link)
+
+    hidden = simulate(layers, all_reduce)
+    return Prediction(hidden.seconds, hidden.compute + hidden.communication)
 
 
 # %% name="compare"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import miniddp
-from instruments import bench_ring, cost, learning_rate, memory
-from instruments import overlap as overlaps
+from instruments import bench_ring, cost, learning_rate, memory, scaling
 from instruments.cost import Link
 from miniddp import ring
 from miniddp.launch import run_ranks
@@ -25,7 +24,6 @@ ANY_LINK = st.builds(
 )
 ANY_BYTES = st.floats(0, 1e12, allow_subnormal=False)
 ANY_SIZE = st.integers(1, 64)
-MANY_SECONDS = st.lists(st.floats(0, 10, allow_subnormal=False), min_size=1, max_size=8)
 
 
 # Bytes
@@ -248,65 +246,16 @@ def test_fit_is_never_negative() -> None:
     assert 1 < cost.fit([1, 2, 4], [3.0, 2.0, 1.0]).alpha < 3
 
 
-# Overlap and scaling
-
-
-@given(MANY_SECONDS, st.data())
-def test_overlap_against_the_longest_chain(seconds: list[float], data) -> None:
-    """The last bucket ends with the longest chain: one bucket's moment, then all from it on."""
-    moments = st.lists(st.floats(0, 20), min_size=len(seconds), max_size=len(seconds))
-    ready = data.draw(moments)
-    backward = max(ready) + data.draw(st.floats(0, 5))
-    result = overlaps.overlap(ready, seconds, backward)
-    end = max(moment + sum(seconds[i:]) for i, moment in enumerate(ready))
-    assert result.ends[-1] == pytest.approx(end)
-    assert result.exposed == pytest.approx(max(0, end - backward), abs=1e-9)
-    assert result.exposed <= sum(seconds) + 1e-9
-    for start, moment in zip(result.starts, ready, strict=True):
-        assert start >= moment
-    for earlier, later in pairwise(range(len(ready))):
-        assert result.starts[later] >= result.ends[earlier]
-
-
-def test_overlap_by_hand() -> None:
-    result = overlaps.overlap([1, 2, 9], [3, 3, 3], backward_seconds=10)
-    assert result.starts == (1, 4, 9)
-    assert result.ends == (4, 7, 12)
-    assert result.exposed == 2
-    assert overlaps.overlap([], [], 10).exposed == 0
-
-
-def exposed(bucket_bytes: list[int], backward: float, link: Link, size: int = 8) -> float:
-    seconds = [cost.ring_all_reduce_seconds(s, size, link) for s in bucket_bytes]
-    return overlaps.overlap(overlaps.ready_times(bucket_bytes, backward), seconds, backward).exposed
-
-
-def test_buckets_hide_what_one_bucket_cannot_until_latency_eats_it() -> None:
-    million, latency = 10**6, Link(1e-3, 1e-9)
-    whole = cost.ring_all_reduce_seconds(100 * million, 8, latency)
-    one = exposed([100 * million], 0.5, latency)
-    ten = exposed([10 * million] * 10, 0.5, latency)
-    ten_thousand = exposed([10**4] * 10**4, 0.5, latency)
-    assert one == pytest.approx(whole)
-    assert ten < one / 4
-    assert ten_thousand > one
-
-
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=9), st.floats(0, 100))
-def test_ready_times_end_with_backward(bucket_bytes: list[int], backward: float) -> None:
-    times = overlaps.ready_times(bucket_bytes, backward)
-    assert times == sorted(times)
-    assert times[-1] == pytest.approx(backward if sum(bucket_bytes) else 0)
-    assert overlaps.overlap(times, [0] * len(times), backward).exposed == 0
+# Scaling
 
 
 def test_scaling_efficiency() -> None:
-    assert overlaps.scaling_efficiency(1.0, 1.25) == 0.8
+    assert scaling.scaling_efficiency(1.0, 1.25) == 0.8
 
 
 def test_smallest_batch_of_the_scaling_book() -> None:
     """TPU v5p, one axis: 2,550 tokens, as published."""
-    assert overlaps.smallest_batch_per_rank(4.6e14, 2 * 9e10) == pytest.approx(2550, rel=0.01)
+    assert scaling.smallest_batch_per_rank(4.6e14, 2 * 9e10) == pytest.approx(2550, rel=0.01)
 
 
 @given(st.floats(1, 1e6), st.floats(1e9, 1e15), st.floats(1e6, 1e12), st.sampled_from([2, 4]))
@@ -320,7 +269,7 @@ def test_compute_bound_means_that_backward_hides_the_ring(
     )
     if backward == pytest.approx(ring_seconds):
         return
-    bound = overlaps.is_compute_bound(batch, flops, bandwidth, gradient_bytes)
+    bound = scaling.is_compute_bound(batch, flops, bandwidth, gradient_bytes)
     assert bound is (backward > ring_seconds)
 
 
@@ -466,15 +415,9 @@ BAD = {
     "an all-reduce of one rank uses no link": (
         lambda: cost.fit_ring_all_reduce([1, 2], [1.0, 2.0], 1)
     ),
-    "2 buckets become ready, but 1 are reduced": lambda: overlaps.overlap([1, 2], [1], 3),
-    "bucket 1 is ready at 4 s, after the end of backward at 3 s": (
-        lambda: overlaps.overlap([1, 4], [1, 1], 3)
-    ),
-    "seconds\\[1\\] must be": lambda: overlaps.overlap([1, 2], [1, -1], 3),
-    "bucket_bytes\\[0\\] must be": lambda: overlaps.ready_times([-1], 3),
-    "seconds_on_all must be more than 0": lambda: overlaps.scaling_efficiency(1, 0),
-    "bytes_per_second must be more than 0": lambda: overlaps.smallest_batch_per_rank(1, 0),
-    "batch_per_rank must be": lambda: overlaps.is_compute_bound(-1, 1, 1),
+    "seconds_on_all must be more than 0": lambda: scaling.scaling_efficiency(1, 0),
+    "bytes_per_second must be more than 0": lambda: scaling.smallest_batch_per_rank(1, 0),
+    "batch_per_rank must be": lambda: scaling.is_compute_bound(-1, 1, 1),
     "optimizer must be one of sgd, momentum, adam, not 'lion'": (
         lambda: memory.bytes_per_parameter("lion")
     ),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from instruments.cost import ring_all_reduce_bytes
-from instruments.overlap import overlap, ready_times, scaling_efficiency
+from instruments.scaling import scaling_efficiency
+from instruments.simulator import even_layers, simulate
 
 PATH = Path(__file__).parents[2] / "vis" / "scaling-step.svg"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,11 +21,10 @@ def steps():
     """For each step of the model: its efficiency in percent, and where it ends."""
     for forward, backward in PANELS.values():
         for ranks in RANKS:
-            one = ring_all_reduce_bytes(MESSAGES_OF_TWO / BUCKETS, ranks)
-            times = ready_times([1] * BUCKETS, backward), [one] * BUCKETS, backward
-            alone = forward + backward
-            step = alone + (overlap(*times).exposed if ranks > 1 else 0)
-            yield round(100 * scaling_efficiency(alone, step)), START + step
+            layers = even_layers([MESSAGES_OF_TWO / BUCKETS] * BUCKETS, forward, backward)
+            step = simulate(layers, lambda size, ranks=ranks: ring_all_reduce_bytes(size, ranks))
+            efficiency = scaling_efficiency(step.compute, step.seconds)
+            yield round(100 * efficiency), START + step.seconds
 
 
 def drawn(kind):

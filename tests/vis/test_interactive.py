@@ -24,7 +24,8 @@ from instruments.cost import (
     ring_all_reduce_seconds,
 )
 from instruments.memory import bytes_per_parameter, memory_per_rank
-from instruments.overlap import overlap, ready_times, scaling_efficiency
+from instruments.scaling import scaling_efficiency
+from instruments.simulator import COMMUNICATION, even_layers, simulate
 from miniddp.bucket import plan_buckets
 from miniddp.ring import all_gather_steps, reduce_scatter_steps
 from miniddp.sampler import (
@@ -233,13 +234,14 @@ def test_the_still_of_the_explorer_shows_what_the_sampler_gives() -> None:
 # The timeline --------------------------------------------------------------------------------
 
 READY, SECONDS, BACKWARD = [0.002, 0.005, 0.006, 0.012], [0.004, 0.001, 0.005, 0.003], 0.012
+DONE = [0.006, 0.007, 0.012, 0.015]
+EXPOSED = 0.003
 
 
 def recorded_pass() -> dict[str, Any]:
-    """What a timeline holds of a pass that runs as instruments.overlap says."""
-    simulated = overlap(READY, SECONDS, BACKWARD)
-    end = BACKWARD + simulated.exposed + 0.0005
-    rank = {"end": end, "ready": READY, "launched": READY, "done": list(simulated.ends)}
+    """What a timeline holds of a pass whose buckets travel one after the other."""
+    end = BACKWARD + EXPOSED + 0.0005
+    rank = {"end": end, "ready": READY, "launched": READY, "done": DONE}
     late = {name: [time + 0.002 for time in times] if isinstance(times, list) else times + 0.004
             for name, times in rank.items()}  # fmt: skip
     names = [["3.weight", "3.bias"], ["2.weight"], ["1.weight"], [f"0.{i}" for i in range(12)]]
@@ -251,13 +253,12 @@ def recorded_pass() -> dict[str, Any]:
 def test_a_pass_waits_as_long_as_the_simulation_says(compute: Compute) -> None:
     found = compute("bucket-timeline", "passOf", [[recorded_pass(), 0]])[0]
     assert found["computed"] == BACKWARD
-    assert found["exposed"] == pytest.approx(overlap(READY, SECONDS, BACKWARD).exposed + 0.0005)
+    assert found["exposed"] == pytest.approx(EXPOSED + 0.0005)
     assert [row["from"] for row in found["rows"]] == [0, *READY[:-1]]
     apart = compute("bucket-timeline", "withoutOverlap", [[found]])[0]
     assert [row["done"] - row["launched"] for row in apart["rows"]] == pytest.approx(SECONDS)
-    late = overlap([BACKWARD] * 4, SECONDS, BACKWARD)
-    assert [row["launched"] for row in apart["rows"]] == pytest.approx(list(late.starts))
-    assert apart["exposed"] == pytest.approx(late.exposed + 0.0005)
+    assert [row["launched"] for row in apart["rows"]] == pytest.approx([0.012, 0.016, 0.017, 0.022])
+    assert apart["exposed"] == pytest.approx(sum(SECONDS) + 0.0005)
 
 
 def test_buckets_that_are_done_out_of_order_take_no_negative_time(compute: Compute) -> None:
@@ -334,13 +335,18 @@ def test_a_step_takes_what_the_cost_model_says(compute: Compute) -> None:
             else hierarchical_all_reduce_seconds(size, per_node, n // per_node, intra, shared)
             for size in buckets
         ]  # fmt: skip
-        backward = each["compute"] * 2 / 3
-        sent = overlap(ready_times(buckets, backward), durations, backward)
+        queue = iter(durations)
+        sent = simulate(
+            even_layers(buckets, each["compute"] / 3, each["compute"] * 2 / 3),
+            lambda size, queue=queue: next(queue),
+        )
+        begin = each["compute"] / 3
+        ends = [span.end - begin for span in sent.spans if span.stream == COMMUNICATION]
         compute_seconds = each["compute"] * each["accumulation"]
-        close = lambda value: pytest.approx(value, rel=1e-9, abs=1e-15)  # noqa: E731
+        close = lambda value: pytest.approx(value, rel=1e-9, abs=1e-12)  # noqa: E731
         assert found["communication"] == close(sum(durations))
         assert found["exposed"] == close(sent.exposed)
-        assert found["ends"] == close(list(sent.ends))
+        assert found["ends"] == close(ends)
         assert found["seconds"] == close(compute_seconds + sent.exposed)
         efficiency = scaling_efficiency(compute_seconds, compute_seconds + sent.exposed)
         assert found["efficiency"] == close(efficiency)
@@ -594,7 +600,7 @@ def test_without_overlap_backward_waits_longer(page: Page) -> None:
     page.emulate_media(reduced_motion="reduce")
     mount(page, "bucket-timeline", recorded_pass())
     summary, waiting = page.locator(".summary"), page.locator(".over .waiting")
-    wait = overlap(READY, SECONDS, BACKWARD).exposed + 0.0005
+    wait = EXPOSED + 0.0005
     expect(summary).to_contain_text(f"then waits for {1000 * wait:.1f}\u00a0ms")
     width = waiting.evaluate("element => element.getBoundingClientRect().width")
     page.get_by_role("radio", name="after backward").check(force=True)
