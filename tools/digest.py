@@ -1,9 +1,10 @@
 """Which code a run exercises, and a digest of each piece.
 
-A run reaches the names of ``miniddp`` that its code cells use, and through them every name of the
-packages' modules that those use in turn. The digest of a symbol sees behaviour: comments,
-docstrings, line breaks and type hints do not count. It is the same under every Python. Everything
-is read from text: nothing is imported or executed, and only Python's standard library is needed.
+A run reaches the names of ``miniddp`` that its code cells use, the programs of ``runs/`` and
+``stages/`` that it names in a text, and through them every name that those use in turn. The digest
+of a symbol sees behaviour: comments, docstrings, line breaks and type hints do not count. It is the
+same under every Python. Everything is read from text: nothing is imported or executed, and only
+Python's standard library is needed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("miniddp", "instruments")
 HELPERS = "book"
+PROGRAMS = ("runs", "stages")  # folders of files that a run may start
 IMPORT_TIME = "<import>"
 
-Symbol = tuple[str, str]
+Symbol = tuple[str, str]  # a module and a name in it; a program and ""
 
 
 class DigestError(Exception):
@@ -88,22 +90,27 @@ def _cell(kind: str, name: str | None, lines: list[str], start: int, where: str)
 class Module:
     """The names that one file defines and imports; ``tree`` is its code as far as it acts."""
 
-    def __init__(self, name: str, path: Path, is_package: bool = False):
+    def __init__(self, name: str, path: Path):
         self.name = name
         self.path = path
         self.source = path.read_text(encoding="utf-8")
         try:
-            self.tree = ast.parse(self.source)
+            tree: ast.AST = ast.parse(self.source)
         except SyntaxError as error:
             raise DigestError(
                 f"{path.name}, line {error.lineno}: not valid Python: {error.msg}"
             ) from None
+        self.is_program = name.endswith(".py")
         if not re.search(r"\b(get_type_hints|__annotations__|singledispatch)\b", self.source):
-            self.tree = _WithoutHints().visit(self.tree)
-        self.tree = _WithoutProse(is_run=name.endswith(".py")).visit(self.tree)
-        self.package = name if is_package else name.rpartition(".")[0]
+            tree = _WithoutHints().visit(tree)
+        self.tree: ast.Module = _WithoutProse(self.is_program).visit(tree)
+        self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.imports = self._imports()
-        self.definitions, self.statements = self._definitions()
+        self.definitions: dict[str, list[ast.stmt]] = defaultdict(list)
+        for node in self.tree.body:
+            if not _is_import(node):
+                for bound in _bound_names(node) or [IMPORT_TIME]:
+                    self.definitions[bound].append(node)
 
     def _imports(self) -> dict[str, set[tuple[str, str | None]]]:
         found: dict[str, set[tuple[str, str | None]]] = defaultdict(set)
@@ -125,21 +132,14 @@ class Module:
         if not node.level:
             return node.module or ""
         parts = self.package.split(".")
-        base = parts[: len(parts) - node.level + 1]
-        return ".".join([*base, *([node.module] if node.module else [])])
+        return ".".join(filter(None, [*parts[: len(parts) - node.level + 1], node.module]))
 
-    def _definitions(self) -> tuple[dict[str, list[ast.stmt]], list[ast.stmt]]:
-        definitions: dict[str, list[ast.stmt]] = defaultdict(list)
-        bare = []
-        for node in self.tree.body:
-            if _is_import(node):
-                continue
-            names = _bound_names(node)
-            for name in names:
-                definitions[name].append(node)
-            if not names:
-                bare.append(node)
-        return definitions, bare
+    def nodes(self, name: str) -> list[ast.stmt]:
+        """The statements that define a name; all of a program."""
+        return self.tree.body if self.is_program else self.definitions[name]
+
+    def names(self) -> list[str]:
+        return [name for name in self.definitions if not name.startswith("__")]
 
 
 def _is_import(node: ast.stmt) -> bool:
@@ -152,31 +152,17 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-def _bound_names(node: ast.stmt) -> list[str]:
+def _bound_names(node: ast.AST) -> list[str]:
     """The module-level names that a top-level statement binds or changes."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [name for target in targets for name in _target_names(target)]
-    inner = (
-        child
-        for field in ("body", "orelse", "handlers", "finalbody")
-        for part in getattr(node, field, [])
-        for child in (part.body if isinstance(part, ast.ExceptHandler) else [part])
-    )
-    return list(dict.fromkeys(name for child in inner for name in _bound_names(child)))
-
-
-def _target_names(target: ast.expr) -> Iterator[str]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for element in target.elts:
-            yield from _target_names(element)
-        return
-    while isinstance(target, ast.Attribute | ast.Subscript | ast.Starred):
-        target = target.value
-    if isinstance(target, ast.Name):
-        yield target.id
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    names = [part.id for target in targets if target for part in ast.walk(target)
+             if isinstance(part, ast.Name)]  # fmt: skip
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler):
+            names += _bound_names(child)
+    return list(dict.fromkeys(names))
 
 
 class _WithoutProse(ast.NodeTransformer):
@@ -204,10 +190,12 @@ class _WithoutHints(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        fields = [inner for inner in node.body if isinstance(inner, ast.AnnAssign)]
-        kept = fields if node.decorator_list or node.bases or node.keywords else []
-        node.body = [inner if inner in kept else self.visit(inner) for inner in node.body]
-        node.body = [inner for inner in node.body if inner]
+        has_fields = bool(node.decorator_list or node.bases or node.keywords)
+        body = [
+            inner if has_fields and isinstance(inner, ast.AnnAssign) else self.visit(inner)
+            for inner in node.body
+        ]
+        node.body = [inner for inner in body if inner]
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
@@ -232,78 +220,63 @@ def _canonical(node: object) -> object:
 
 
 class Project:
-    """Follows names through ``src/miniddp`` and the helper modules beside the runs."""
+    """Follows names through the packages of ``src`` and the programs and helpers of runs."""
 
     def __init__(self, root: Path):
         self.root = root
         self._modules: dict[str, Module | None] = {}
 
     def module(self, name: str) -> Module | None:
-        """The project's module of that name; None for modules of others."""
+        """The project's module, or program, of that name; None for those of others."""
         if name not in self._modules:
-            self._modules[name] = self._load(name)
+            path = next(filter(Path.is_file, self._places(name)), None)
+            self._modules[name] = Module(name, path) if path and name != HELPERS else None
         return self._modules[name]
 
-    def _load(self, name: str) -> Module | None:
+    def _places(self, name: str) -> list[Path]:
+        if name.endswith(".py"):
+            return [self.root / name]
         parts = name.split(".")
-        folder = self.root / ("src" if parts[0] in PACKAGES else "runs")
-        path = folder.joinpath(*parts).with_suffix(".py")
-        if path.is_file() and name != HELPERS:
-            return Module(name, path)
-        package = folder.joinpath(*parts, "__init__.py")
-        return Module(name, package, is_package=True) if package.is_file() else None
+        inside = self.root.joinpath("src" if parts[0] in PACKAGES else "runs", *parts)
+        return [inside.with_suffix(".py"), inside / "__init__.py"]
 
-    def run(self, name: str) -> Module:
-        path = self.root / "runs" / f"{name}.py"
-        if not path.is_file():
-            known = ", ".join(run_names(self.root)) or "none yet"
-            raise DigestError(f"no run named {name!r}: expected one of runs/*.py ({known})")
-        return Module(f"runs/{name}.py", path)
-
-    def reached(self, run: Module) -> set[Symbol]:
-        """Every symbol that the code of a run uses, directly or through others."""
-        waiting = list(self._uses(run, run.tree))
-        found: set[Symbol] = set()
+    def reached(self, run: str) -> dict[Symbol, Module]:
+        """Every symbol that a run uses, directly or through others, itself too."""
+        waiting, found = [(run, "")], {}
         while waiting:
             symbol = waiting.pop()
             if symbol in found:
                 continue
-            found.add(symbol)
-            module = self.defined_in(symbol[0])
-            for node in self.nodes(symbol):
+            module = found[symbol] = self._modules[symbol[0]]
+            for node in module.nodes(symbol[1]):
                 waiting += self._uses(module, node)
-            if module.statements:
+            if IMPORT_TIME in module.definitions and not module.is_program:
                 waiting.append((module.name, IMPORT_TIME))
         return found
 
-    def nodes(self, symbol: Symbol) -> list[ast.stmt]:
-        """The statements that define a symbol."""
-        module = self.defined_in(symbol[0])
-        return module.statements if symbol[1] == IMPORT_TIME else module.definitions[symbol[1]]
-
-    def defined_in(self, name: str) -> Module:
-        module = self.module(name)
-        assert module is not None
-        return module
-
     def _uses(self, module: Module, node: ast.AST) -> Iterator[Symbol]:
-        if isinstance(node, ast.Attribute | ast.Name):
-            chain = _dotted(node)
-            if chain:
-                yield from self._resolve_chain(module, chain)
-                return
+        if isinstance(node, ast.Attribute | ast.Name) and (chain := _dotted(node)):
+            yield from self._resolve(module, chain)
+            return
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            for name in re.findall(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+", node.value):
-                if self.module(name):
-                    yield from self._whole(name)
+            yield from self._named_in(node.value, module)
         for child in ast.iter_child_nodes(node):
             yield from self._uses(module, child)
 
-    def _resolve_chain(self, module: Module, chain: list[str]) -> Iterator[Symbol]:
+    def _named_in(self, text: str, user: Module) -> Iterator[Symbol]:
+        """The modules and programs that a text, such as a command, starts by name."""
+        for name in re.findall(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+", text):
+            yield from self._whole(name)
+        for name in re.findall(r"\b[\w-]+\.py\b", text):
+            for path in (f"{folder}/{name}" for folder in PROGRAMS):
+                if name != f"{HELPERS}.py" and path != user.name and self.module(path):
+                    yield path, ""
+
+    def _resolve(self, module: Module, chain: list[str]) -> Iterator[Symbol]:
         first, *rest = chain
-        if first in module.definitions and not module.name.endswith(".py"):
+        if first in module.definitions and not module.is_program:
             yield module.name, first
         for target in module.imports.get(first, ()):
             yield from self._follow(target, rest, f"{module.path.name}: {'.'.join(chain)}", set())
@@ -349,14 +322,8 @@ class Project:
         return None
 
     def _whole(self, name: str) -> Iterator[Symbol]:
-        module = self.module(name)
-        if module is None:
-            return
-        for symbol in module.definitions:
-            if not symbol.startswith("__"):
-                yield name, symbol
-        if module.statements:
-            yield name, IMPORT_TIME
+        if module := self.module(name):
+            yield from ((name, symbol) for symbol in module.names())
 
 
 def _dotted(node: ast.expr) -> list[str]:
@@ -381,22 +348,26 @@ class Reach:
 
 
 def reach(root: Path, run: str) -> Reach:
-    project = Project(root)
-    own = project.run(run)
-    code = {own.name: own_code(own)}
-    files = {own.path}
-    for symbol in sorted(project.reached(own)):
-        code[":".join(symbol)] = project.nodes(symbol)
-        files.add(project.defined_in(symbol[0]).path)
-    nodes = [inner for part in code.values() for node in part for inner in ast.walk(node)]
-    imported = {
-        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-    }
-    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    digests = {name: digest_of(part) for name, part in code.items()}
-    own_digest = {own.name: digests.pop(own.name)}
+    project, name = Project(root), f"runs/{run}.py"
+    own = project.module(name)
+    if not own:
+        known = ", ".join(run_names(root)) or "none yet"
+        raise DigestError(f"no run named {run!r}: expected one of runs/*.py ({known})")
+    reached = project.reached(name)
+    code = {":".join(filter(None, symbol)): module.nodes(symbol[1])
+            for symbol, module in sorted(reached.items(), key=lambda item: item[0])}  # fmt: skip
+    code[name] = own_code(own)
+    imports = [inner for part in code.values() for node in part for inner in ast.walk(node)
+               if isinstance(inner, ast.Import | ast.ImportFrom)]  # fmt: skip
+    modules = [
+        alias.name if isinstance(node, ast.Import) else node.module or ""
+        for node in imports
+        for alias in node.names
+    ]
     return Reach(
-        {**digests, **own_digest}, sorted(files), {name.partition(".")[0] for name in imported}
+        {name: digest_of(part) for name, part in code.items()},
+        sorted({module.path for module in reached.values()}),
+        {name.partition(".")[0] for name in modules},
     )
 
 

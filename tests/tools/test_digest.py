@@ -141,6 +141,20 @@ def test_helpers_beside_the_runs_count_but_book_does_not(project):
     assert reached(project, code) == {"common:f", "miniddp.ring:unused"}
 
 
+@pytest.mark.parametrize("folder", ["runs", "stages"])
+def test_a_program_that_a_run_starts_counts_with_all_that_it_uses(project, folder):
+    (project / folder).mkdir(exist_ok=True)
+    program = "from miniddp.ring import unused\nif __name__ == '__main__':\n    unused()\n"
+    write(project, f"{folder}/1_go.py", program)
+    code = f"import os\nos.system('torchrun {folder}/1_go.py --n 2')"
+    assert reached(project, code) == {f"{folder}/1_go.py", "miniddp.ring:unused"}
+    before = digest.symbols(project, "06-other")
+    write(project, f"{folder}/1_go.py", program.replace("unused()", "unused(), 1"))
+    after = digest.symbols(project, "06-other")
+    assert digest.differences(before, after) == [f"{folder}/1_go.py changed"]
+    assert reached(project, "print('book.py and no.py')") == set()
+
+
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [

@@ -19,7 +19,6 @@ def drawn(svg: str) -> tuple[list[str], Counter[str], Counter[str]]:
     """A figure's texts, how many elements of each kind show something, and their styles."""
     styles = dict(re.findall(r"\.(s[0-9a-f]{6}) \{ (.*?) \}", svg))
     shown = [each for each in ElementTree.fromstring(svg).iter() if each.tag != f"{SVG}style"]
-    shown = [each for each in shown if each.get("style") != "fill: none"]
     return (
         ["".join(each.itertext()) for each in shown if each.tag == f"{SVG}text"],
         Counter(each.tag for each in shown if each.tag != f"{SVG}g"),
@@ -47,10 +46,6 @@ def test_a_figure_keeps_what_it_shows() -> None:
         ('<path d="M 0.123456 1 \nL 2 3.999 \nz\n" x="1"/>', '<path d="M0.12 1L2 4z" x="1"/>'),
         ('<text x="1.23456">1.23456</text>', '<text x="1.23">1.23456</text>'),
         ('<path d="M 100.0001 0"/>', '<path d="M100 0"/>'),
-        ('<text x="1" transform="rotate(-0 1 2)">a</text>', '<text x="1">a</text>'),
-        ('<text transform="rotate(-9 1 2)">a</text>', '<text transform="rotate(-9 1 2)">a</text>'),
-        ('<g><g clip-path="url(#a)"><g><use/></g></g></g>', '<g clip-path="url(#a)"><use/></g>'),
-        ('<path d="M 0 0" style="fill: none"/><use/>', "<use/>"),
         ('<a style="b: c"/>', '<a style="b: c"/>'),
         (
             '<a style="b: c"/><a style="b: c" x="1"/>',

@@ -1,4 +1,4 @@
-"""What `typos` reads of pages and drawings: what a reader reads, in British English, and no code."""
+"""What `typos` reads of pages and drawings: British English where a reader reads, no code."""
 
 from __future__ import annotations
 
