@@ -1,0 +1,34 @@
+"""The last calls of every rank, out of the dumps of torch's flight recorder.
+
+python runs/last_calls.py build/dumps
+"""
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def own_line(frames: list[dict[str, Any]]) -> str:
+    """The innermost line that is not torch's."""
+    for frame in frames:
+        path = Path(frame["filename"])
+        if "torch" not in path.parts:
+            return f"{frame['name']}, {path.name}:{frame['line']}"
+    return "no line of yours"
+
+
+def main(folder: Path, prefix: str = "rank_", count: int = 3) -> None:
+    ranks = sorted(int(path.name.removeprefix(prefix)) for path in folder.glob(f"{prefix}*"))
+    for rank in ranks:
+        dump = pickle.loads((folder / f"{prefix}{rank}").read_bytes())
+        for call in dump["entries"][-count:]:
+            where = own_line(call.get("frames", []))
+            print(
+                f"rank {rank}, call {call['collective_seq_id']}: {call['profiling_name']} "
+                f"{call['input_sizes']} {call['state']}, in {where}"
+            )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:3])
