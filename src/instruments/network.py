@@ -1,0 +1,280 @@
+"""How long NCCL's all-reduce takes: from what the hardware can send, or from a measured table.
+
+Two classes with one method, `all_reduce_seconds(num_bytes, world_size)`:
+
+- `Network` computes it from the nodes: alpha and beta of a GPU's link and of a network card, and
+  how many cards there are. That is right to a few percent for messages that keep the links busy,
+  and too fast below, where protocols, chunks and pipelines decide.
+- `Measured`, made by `fit`, is a table that somebody measured: alpha and beta change with the
+  size of the message. It is right between the sizes of the table and near them, and follows the
+  algorithm's formula to other numbers of ranks.
+
+`python -m instruments.network` prints both beside all that others measured.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from instruments.cost import Link, check_amounts, check_counts
+
+ALGORITHMS = ("ring", "tree", "switch")
+
+PROTOCOLS = ((1.0, 1.0), (0.2, 0.25))
+"""Of alpha and of the bandwidth, what a protocol needs and reaches: NCCL's Simple, and its LL for
+small messages, which waits less and moves a flag with every four bytes (NCCL, src/graph/tuning.cc,
+`hwLat` and `llMaxBws`)."""
+
+LAUNCH = 7e-6
+"""Seconds before the first byte moves (NCCL, src/graph/tuning.cc, `baseLat`: 6.6 to 14 µs)."""
+
+
+def volume(algorithm: str, world_size: int) -> float:
+    """Bytes that the busiest port sends, over the bytes of the tensor.
+
+    - ring: 2 (N - 1) / N (nccl-tests, doc/PERFORMANCE.md);
+    - tree: 2. NCCL cuts the tensor into halves for two trees, in which every rank has two children
+      once at most; of two ranks each sends one half up and one down (Sanders, Speck and Träff,
+      "Two-tree algorithms", 2009);
+    - switch: (N + 1) / N. The switch reads the tensor from every rank, adds, and takes one N-th of
+      the sum from each to hand it to all: NVLink SHARP (nccl-tests, doc/PERFORMANCE.md).
+    """
+    _check(algorithm, world_size)
+    if world_size == 1:
+        return 0.0
+    if algorithm == "ring":
+        return 2 * (world_size - 1) / world_size
+    if algorithm == "tree":
+        return 1.0 if world_size == 2 else 2.0
+    return (world_size + 1) / world_size
+
+
+def steps(algorithm: str, world_size: int) -> int:
+    """Messages that wait for one another: 2 (N - 1) in a ring, 2 ⌈log2 N⌉ in a tree, 2 by switch.
+
+    Thakur, Rabenseifner and Gropp, IJHPCA 2005.
+    """
+    _check(algorithm, world_size)
+    if world_size == 1:
+        return 0
+    return {
+        "ring": 2 * (world_size - 1),
+        "tree": 2 * (world_size - 1).bit_length(),
+        "switch": 2,
+    }[algorithm]
+
+
+NO_LINK = Link(0, 0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Equal nodes of GPUs. All links are those of one direction.
+
+    Attributes:
+        ranks_per_node: GPUs of a node.
+        inside: From one GPU to the others of its node. alpha: seconds per step; beta: seconds per
+            byte of what a program reaches, about 0.8 of NVLink's data sheet.
+        rail: One network card. beta: about 0.95 of its data sheet.
+        rails: Network cards of a node. What a node sends is what all of them send together.
+        switch: A GPU's link while the node's switch adds (NVLink SHARP); None where it cannot.
+    """
+
+    ranks_per_node: int
+    inside: Link
+    rail: Link = NO_LINK
+    rails: int = 1
+    switch: Link | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(ranks_per_node=self.ranks_per_node, rails=self.rails)
+
+    def all_reduce_seconds(
+        self, num_bytes: float, world_size: int, algorithm: str | None = None
+    ) -> float:
+        """The fastest algorithm and protocol, as NCCL chooses, or the fastest of `algorithm`.
+
+        `world_size` fills one node in part, or whole nodes.
+
+        Raises:
+            ValueError: Nodes that are filled in part, or a switch that the node does not have.
+        """
+        check_amounts(num_bytes=num_bytes)
+        own, nodes = self._shape(world_size)
+        if world_size == 1:
+            return 0.0
+        if algorithm == "switch" and self.switch is None:
+            raise ValueError("the switch of these nodes does not add: switch is None")
+        chosen = ALGORITHMS if algorithm is None else (algorithm,)
+        return LAUNCH + min(
+            self._seconds(num_bytes, own, nodes, name, *protocol)
+            for name in chosen
+            for protocol in (PROTOCOLS[:1] if name == "switch" else PROTOCOLS)
+            if name != "switch" or self.switch is not None
+        )
+
+    def two_level_bounds(self, num_bytes: float, world_size: int) -> tuple[float, float]:
+        """Seconds between which a two-level all-reduce lies: maximum and sum of its two levels.
+
+        Reduce-scatter within nodes, all-reduce of each part between nodes, all-gather within
+        nodes (Cho et al., "BlueConnect", MLSys 2019). If the two levels work on different parts of
+        the tensor at once, the slower one counts; if one waits for the other, both do
+        (scaling-book, "How to Think About GPUs").
+        """
+        check_amounts(num_bytes=num_bytes)
+        own, nodes = self._shape(world_size)
+        within = _time(num_bytes, "ring", own, self.inside)
+        between = _time(num_bytes, "ring", nodes, self._node_link())
+        return max(within, between), within + between
+
+    def _seconds(
+        self, num_bytes: float, own: int, nodes: int, name: str, waits: float, reaches: float
+    ) -> float:
+        """One algorithm with one protocol, on `nodes` nodes of `own` ranks each."""
+        inside = self.switch if name == "switch" and self.switch else self.inside
+        world_size, card = own * nodes, self._node_link()
+        if name == "ring":  # one ring through all ranks, per rail
+            crossing = steps("ring", world_size) * nodes / world_size if nodes > 1 else 0.0
+            latency = (steps("ring", world_size) - crossing) * inside.alpha + crossing * card.alpha
+            slowest = max(inside.beta, card.beta if nodes > 1 else 0.0)
+            return waits * latency + volume("ring", world_size) * num_bytes * slowest / reaches
+        # within a node a chain, or the switch; between nodes two trees
+        within = 2 * (own - 1) if name == "tree" else steps("switch", own)
+        latency = within * inside.alpha + steps("tree", nodes) * card.alpha
+        busiest = max(volume(name, own) * inside.beta, volume("tree", nodes) * card.beta)
+        return waits * latency + num_bytes * busiest / reaches
+
+    def _node_link(self) -> Link:
+        return Link(self.rail.alpha, self.rail.beta / self.rails)
+
+    def _shape(self, world_size: int) -> tuple[int, int]:
+        """Ranks of each node, and nodes."""
+        check_counts(world_size=world_size)
+        if world_size <= self.ranks_per_node:
+            return world_size, 1
+        if world_size % self.ranks_per_node:
+            raise ValueError(
+                f"{world_size} ranks do not fill nodes of {self.ranks_per_node}: give a multiple"
+            )
+        return self.ranks_per_node, world_size // self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All-reduces as somebody measured them: alpha and beta depend on the size of the tensor.
+
+    Between two sizes of the table the time is a straight line: the alpha and beta of these two.
+    Outside, the line goes on as it was over the last doubling of the size, or the first. Make one
+    with `fit`.
+
+    Attributes:
+        num_bytes: Sizes of the tensors, ascending, at least two.
+        seconds: Their times, which never fall.
+        world_size: Ranks that took part.
+        algorithm: How time grows with the ranks: "ring", "tree" or "switch".
+    """
+
+    num_bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    world_size: int
+    algorithm: str = "ring"
+
+    def all_reduce_seconds(self, num_bytes: float, world_size: int | None = None) -> float:
+        """Seconds on `world_size` ranks; on those of the table where it is None."""
+        check_amounts(num_bytes=num_bytes)
+        if world_size is not None and world_size != self.world_size:
+            return self.on(world_size).all_reduce_seconds(num_bytes)
+        sizes, times = self.num_bytes, self.seconds
+        if num_bytes < sizes[0]:
+            end = next((i for i, size in enumerate(sizes) if size >= 2 * sizes[0]), -1)
+            beta = (times[end] - times[0]) / (sizes[end] - sizes[0])
+            return times[0] - (sizes[0] - num_bytes) * min(beta, times[0] / sizes[0])
+        if num_bytes > sizes[-1]:
+            start = max((i for i, size in enumerate(sizes) if 2 * size <= sizes[-1]), default=0)
+            beta = (times[-1] - times[start]) / (sizes[-1] - sizes[start])
+            return times[-1] + (num_bytes - sizes[-1]) * (beta or times[-1] / sizes[-1])
+        return float(np.interp(num_bytes, sizes, times))
+
+    def on(self, world_size: int) -> "Measured":
+        """The same links with another number of ranks.
+
+        What the bytes take at the best rate of the table grows with the algorithm's `volume`, the
+        rest of the time with its `steps`.
+        """
+        later = steps(self.algorithm, world_size) / steps(self.algorithm, self.world_size)
+        longer = volume(self.algorithm, world_size) / volume(self.algorithm, self.world_size)
+        table = list(zip(self.num_bytes, self.seconds, strict=True))
+        beta = min(time / size for size, time in table)
+        times = [later * (time - size * beta) + longer * size * beta for size, time in table]
+        return Measured(self.num_bytes, tuple(_never_falling(times)), world_size, self.algorithm)
+
+
+def fit(
+    num_bytes: Sequence[float],
+    seconds: Sequence[float],
+    world_size: int,
+    algorithm: str = "ring",
+) -> Measured:
+    """The link that a table of all-reduces shows: `seconds[i]` for a tensor of `num_bytes[i]`.
+
+    Nothing is assumed of the link but that a larger tensor never takes less time. Where the table
+    says so, the median of the times in question stands for all of them: the non-decreasing curve
+    with the smallest sum of absolute errors, so that a single outlier changes nothing. A size that
+    was measured several times counts with the median. For a table of bus bandwidths the times are
+    `num_bytes * volume("ring", world_size) / bandwidth`.
+
+    Raises:
+        ValueError: Not one time per size, fewer than two sizes, a size or time that is not
+            positive, one rank, or no such algorithm.
+    """
+    _check(algorithm, world_size)
+    if world_size == 1:
+        raise ValueError("an all-reduce of one rank uses no link: measure two ranks at least")
+    if len(num_bytes) != len(seconds) or len(set(num_bytes)) < 2:
+        raise ValueError(
+            f"fit needs one time per size and two different sizes at least, not {len(num_bytes)} "
+            f"sizes ({len(set(num_bytes))} different) and {len(seconds)} times"
+        )
+    check_amounts(smallest_size=min(num_bytes), shortest_time=min(seconds))
+    if not (min(num_bytes) > 0 and min(seconds) > 0):
+        raise ValueError("every size and every time must be more than 0")
+    times = defaultdict(list)
+    for size, time in zip(num_bytes, seconds, strict=True):
+        times[size].append(time)
+    sizes = sorted(times)
+    middle = [_median(times[size]) for size in sizes]
+    return Measured(tuple(sizes), tuple(_never_falling(middle)), world_size, algorithm)
+
+
+def _never_falling(times: Sequence[float]) -> list[float]:
+    """The closest sequence that never falls: pools that violate it are joined to their median.
+
+    Ayer et al., "An empirical distribution function for sampling with incomplete information",
+    1955, with medians (Robertson and Waltman, 1968).
+    """
+    pools: list[list[float]] = []
+    for time in times:
+        pools.append([time])
+        while len(pools) > 1 and _median(pools[-2]) > _median(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    return [_median(pool) for pool in pools for _ in pool]
+
+
+def _median(times: Sequence[float]) -> float:
+    """The lower one where there are two: whatever else runs can only add time."""
+    return sorted(times)[(len(times) - 1) // 2]
+
+
+def _time(num_bytes: float, algorithm: str, world_size: int, link: Link) -> float:
+    return (
+        steps(algorithm, world_size) * link.alpha
+        + volume(algorithm, world_size) * num_bytes * link.beta
+    )
+
+
+def _check(algorithm: str, world_size: int) -> None:
+    check_counts(world_size=world_size)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
