@@ -10,6 +10,7 @@ Needs only Python's standard library.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -67,39 +68,43 @@ def read_recording(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadRecording(f"there is no recording {path.name}") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise BadRecording(f"{path.name} is not a notebook: not JSON") from None
-    if (
-        not isinstance(notebook, dict)
-        or notebook.get("nbformat") != 4
-        or not isinstance(notebook.get("cells"), list)
-        or not isinstance(notebook.get("metadata"), dict)
-    ):
-        raise BadRecording(f"{path.name} is not a notebook of format 4")
+        raise BadRecording("not a notebook: not JSON") from None
+    if not isinstance(notebook, dict) or not notebook.keys() >= {"nbformat", "cells", "metadata"}:
+        raise BadRecording("not a notebook")
     carried = notebook["metadata"].get("miniddp")
     if not isinstance(carried, dict):
-        raise BadRecording(f"{path.name} has no metadata 'miniddp': not made by make record")
+        raise BadRecording("no metadata 'miniddp': not made by make record")
     for key, kind in METADATA.items():
         if key not in carried:
-            raise BadRecording(f"{path.name} lacks the metadata {key!r}")
+            raise BadRecording(f"it lacks the metadata {key!r}")
         if not isinstance(carried[key], kind):
-            raise BadRecording(f"{path.name}: metadata {key!r} is {carried[key]!r}")
+            raise BadRecording(f"metadata {key!r} is {carried[key]!r}")
     for said in carried.get("accepted", []):
         if not {"reason", "date", "commit"} <= said.keys():
-            raise BadRecording(f"{path.name}: metadata 'accepted' needs reason, date and commit")
+            raise BadRecording("metadata 'accepted' needs reason, date and commit")
     return notebook
 
 
-def freshness(root: Path, run: str, kind: str) -> tuple[str, list[str]]:
-    """``fresh``, ``stale`` or ``missing``, and what differs."""
-    path = recording_path(root, run, kind)
-    if not path.is_file():
-        return "missing", []
+def freshness(
+    root: Path, run: str, kind: str, now: dict[str, str] | None = None
+) -> tuple[str, list[str]]:
+    """``fresh``, ``stale`` or ``missing``, and what differs from the digests of ``now``."""
     try:
-        recorded = read_recording(path)["metadata"]["miniddp"]["symbols"]
-    except BadRecording as error:
-        return "missing", [str(error)]
-    changes = digest.differences(recorded, digest.symbols(root, run))
+        recorded = read_recording(recording_path(root, run, kind))["metadata"]["miniddp"]["symbols"]
+    except BadRecording:
+        return "missing", []
+    changes = digest.differences(recorded, now or digest.symbols(root, run))
     return ("stale" if changes else "fresh"), changes
+
+
+States = dict[str, dict[str, tuple[str, list[str]]]]  # by run and kind: what `freshness` says
+
+
+def states(root: Path) -> States:
+    runs = {run: digest.symbols(root, run) for run in digest.run_names(root)}
+    return {
+        run: {kind: freshness(root, run, kind, now) for kind in KINDS} for run, now in runs.items()
+    }
 
 
 def own_code_changed(root: Path, notebook: dict[str, Any]) -> bool:
@@ -124,29 +129,32 @@ def texts_differ(root: Path, run: str, kind: str) -> bool:
     ]
 
 
-def status(root: Path) -> dict[str, dict[str, str]]:
+def status_text(found: States) -> str:
     """``{"05-ring": {"cpu": "fresh", "gpu": "stale"}}``: what the book's badges say."""
-    return {
-        run: {kind: freshness(root, run, kind)[0] for kind in KINDS}
-        for run in digest.run_names(root)
-    }
-
-
-def status_text(root: Path) -> str:
-    return json.dumps(status(root), indent=2) + "\n"
+    short = {run: {kind: kinds[kind][0] for kind in KINDS} for run, kinds in found.items()}
+    return json.dumps(short, indent=2) + "\n"
 
 
 def write_status(root: Path) -> None:
     unfinished = root / f"{STATUS}.unfinished"
     unfinished.parent.mkdir(exist_ok=True)
-    unfinished.write_text(status_text(root), encoding="utf-8")
+    unfinished.write_text(status_text(states(root)), encoding="utf-8")
     unfinished.replace(root / STATUS)
 
 
-def freshness_problems(root: Path) -> Iterator[str]:
+def report(found: States) -> Iterator[str]:
+    """One line per run: how fresh its recordings are."""
+    width = max(map(len, found), default=0)
+    for run, kinds in found.items():
+        said = "  ".join(f"{kind.upper()} {kinds[kind][0]:<7}" for kind in KINDS)
+        changes = f"  GPU: {', '.join(kinds['gpu'][1])}" if kinds["gpu"][1] else ""
+        yield f"{run:<{width}}  {said}{changes}".rstrip()
+
+
+def freshness_problems(root: Path, found: States) -> Iterator[str]:
     """Stale or missing CPU recordings, and a status file that says otherwise."""
-    for run in digest.run_names(root):
-        state, changes = freshness(root, run, "cpu")
+    for run, kinds in found.items():
+        state, changes = kinds["cpu"]
         if state != "fresh":
             more = f", and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
             why = f": {', '.join(changes[:SHOWN])}{more}" if changes else ""
@@ -156,7 +164,7 @@ def freshness_problems(root: Path) -> Iterator[str]:
                 fix = "tools/record.py --prose" + (" --kind gpu" if kind == "gpu" else "")
                 yield f"recordings/{run}.{kind}.ipynb lacks the latest texts of its run ({fix})"
     file = root / STATUS
-    if not file.is_file() or file.read_text(encoding="utf-8") != status_text(root):
+    if not file.is_file() or file.read_text(encoding="utf-8") != status_text(found):
         yield f"{STATUS} is out of date (python tools/check.py --write-status)"
 
 
@@ -168,26 +176,29 @@ def recordings(root: Path) -> list[Path]:
 
 
 def recording_problems(root: Path) -> Iterator[str]:
-    runs = digest.run_names(root)
     known = history(root)
     for path in recordings(root):
-        where = f"recordings/{path.name}"
-        try:
-            notebook = read_recording(path)
-        except BadRecording as error:
-            yield f"recordings/{error}"
-            continue
-        carried = notebook["metadata"]["miniddp"]
-        if path.name != f"{carried['run']}.{carried['kind']}.ipynb":
-            yield f"{where} says that it is {carried['run']} on {carried['kind']}"
-        if carried["run"] not in runs:
-            yield f"{where} has no run: runs/{carried['run']}.py does not exist"
-        if not re.fullmatch(r"[0-9a-f]{40}", carried["commit"]):
-            yield f"{where}: commit is {carried['commit']!r}, expected 40 hex digits"
-        elif lost := lost_commit(carried, known):
-            yield f"{where}: {lost}"
-        yield from (f"{where}: {problem}" for problem in cell_problems(notebook))
-        yield from (f"{where} holds {trace}" for trace in machine_traces(notebook))
+        yield from (f"recordings/{path.name}: {problem}" for problem in problems(root, path, known))
+
+
+def problems(root: Path, path: Path, known: set[str] | None) -> Iterator[str]:
+    """What is wrong with a recording; ``known`` are the commits that led to the present one."""
+    try:
+        notebook = read_recording(path)
+    except BadRecording as error:
+        yield str(error)
+        return
+    carried = notebook["metadata"]["miniddp"]
+    if path.name != f"{carried['run']}.{carried['kind']}.ipynb":
+        yield f"it says that it is {carried['run']} on {carried['kind']}"
+    if carried["run"] not in digest.run_names(root):
+        yield f"it has no run: runs/{carried['run']}.py does not exist"
+    if not re.fullmatch(r"[0-9a-f]{40}", carried["commit"]):
+        yield f"commit is {carried['commit']!r}, expected 40 hex digits"
+    elif lost := lost_commit(carried, known):
+        yield lost
+    yield from cell_problems(notebook)
+    yield from (f"it holds {trace}" for trace in machine_traces(notebook))
 
 
 def has_git(root: Path) -> bool:
@@ -223,58 +234,43 @@ def cell_problems(notebook: dict[str, Any]) -> Iterator[str]:
     identities = [cell.get("id") for cell in notebook["cells"]]
     if None in identities or len(set(identities)) != len(identities):
         yield "cells need ids, each once"
-    for number, cell in enumerate(notebook["cells"], 1):
-        name = cell.get("metadata", {}).get("name") or f"cell {number}"
+    for cell in notebook["cells"]:
         if cell.get("cell_type") != "code":
             continue
         if cell.get("execution_count") is None and "".join(cell.get("source", "")).strip():
-            yield f"{name} was not executed"
+            yield f"{cell.get('id')} was not executed"
         if any(output.get("output_type") == "error" for output in cell.get("outputs", [])):
-            yield f"{name} ended in an error"
+            yield f"{cell.get('id')} ended in an error"
 
 
 def machine_traces(notebook: dict[str, Any]) -> list[str]:
     """Paths, addresses and terminal codes of one machine that a notebook still holds."""
     found = []
     for cell in notebook["cells"]:
-        name = cell.get("metadata", {}).get("name") or cell.get("id")
-        for mime, text in output_texts(cell):
-            found += [f"{trace!r} in {name}" for trace in scrub.leaks(text, "svg" in mime)]
+        for output in cell.get("outputs", []):
+            for mime, data in {"text": output.get("text", ""), **output.get("data", {})}.items():
+                if mime.startswith("image/") and "svg" not in mime:
+                    continue
+                found += [f"{trace!r} in {cell.get('id')}" for text in _strings(data)
+                          for trace in scrub.leaks(text, "svg" in mime)]  # fmt: skip
     for text in _strings(dict(notebook["metadata"].get("miniddp", {}))):
         found += [f"{trace!r} in its metadata" for trace in scrub.HOME.findall(text)]
     return found
 
 
-def output_texts(cell: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text in the outputs of a cell, with its MIME type."""
-    for output in cell.get("outputs", []):
-        if "text" in output:
-            yield "text/plain", "".join(output["text"])
-        for mime, data in output.get("data", {}).items():
-            if isinstance(data, list):
-                data = "".join(data)
-            if not mime.startswith("image/") or "svg" in mime:
-                yield from ((mime, text) for text in _strings(data))
-
-
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
             yield from _strings(inner)
 
 
 def uncommitted(root: Path) -> Iterator[str]:
     for path in recordings(root):
-        try:
+        with contextlib.suppress(BadRecording):
             if read_recording(path)["metadata"]["miniddp"]["dirty"]:
                 yield f"recordings/{path.name} was recorded from uncommitted code"
-        except BadRecording:
-            continue
 
 
 # The book
@@ -410,17 +406,6 @@ def _without_inline_markup(paragraph: str) -> str:
 # Command line
 
 
-def report(root: Path) -> Iterator[str]:
-    """One line per run: how fresh its recordings are."""
-    width = max([len(run) for run in digest.run_names(root)], default=0)
-    for run in digest.run_names(root):
-        states = {kind: freshness(root, run, kind) for kind in KINDS}
-        said = "  ".join(f"{kind.upper()} {states[kind][0]:<7}" for kind in KINDS)
-        changes = states["gpu"][1] if states["gpu"][0] == "stale" else []
-        why = f"  GPU: {', '.join(changes)}" if changes else ""
-        yield f"{run:<{width}}  {said}{why}".rstrip()
-
-
 def main(given: list[str], root: Path = ROOT) -> int:
     parser = arguments.Parser(__doc__)
     parser.add_argument("--write-status", action="store_true", help=f"write {STATUS}")
@@ -429,12 +414,13 @@ def main(given: list[str], root: Path = ROOT) -> int:
     try:
         if options.write_status:
             write_status(root)
-        for line in report(root):
-            print(line)
-        problems = [
-            problem
-            for check in (freshness_problems, recording_problems, page_problems, chapter_problems)
-            for problem in check(root)
+        found = states(root)
+        print("\n".join(report(found)))
+        errors = [
+            *freshness_problems(root, found),
+            *recording_problems(root),
+            *page_problems(root),
+            *chapter_problems(root),
         ]
         warnings = [*uncommitted(root), *typed_numbers(root), *uncited(root)]
     except (digest.DigestError, GitError, OSError) as error:
@@ -444,10 +430,10 @@ def main(given: list[str], root: Path = ROOT) -> int:
         print("note: no git history here, so the commits of the recordings are not checked")
     for warning in warnings:
         print(f"warning: {warning}")
-    for problem in problems:
+    for problem in errors:
         print(f"error: {problem}")
-    print(f"{len(problems)} errors, {len(warnings)} warnings")
-    return 1 if problems or (options.strict and warnings) else 0
+    print(f"{len(errors)} errors, {len(warnings)} warnings")
+    return 1 if errors or (options.strict and warnings) else 0
 
 
 if __name__ == "__main__":

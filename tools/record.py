@@ -24,7 +24,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ DATA = {
 
 def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -> Path:
     """Execute one run and save its recording; returns the file."""
+    import nbformat
+
     path = root / "runs" / f"{run}.py"
     reach = digest.reach(root, run)
     commit, dirty = commit_of(root, reach.files, options.commit, options.allow_dirty)
@@ -90,10 +92,11 @@ def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -
     places = execute.cell_places(run, cells, notebook, facts["cell_files"])
     execute.clean(notebook, scrub.Scrubber(root, options.data_dir, words, places))
     refuse_bad_notebook(notebook)
+    nbformat.validate(notebook)
     if digest.symbols(root, run) != reach.digests:
         raise RecordError("the code changed while the run was executed: record it again")
     target = options.output or root / "recordings"
-    return save(as_json(notebook), target / f"{run}.{kind}.ipynb")
+    return save(json.loads(nbformat.writes(notebook)), target / f"{run}.{kind}.ipynb")
 
 
 def command_of(run: str, kind: str, data: str | None) -> str:
@@ -109,15 +112,10 @@ def today() -> str:
 
 def uses_a_gpu(root: Path, run: str) -> bool:
     """Whether a run takes a GPU where there is one: its provenance() does not say ``"cpu"``."""
-    tree = ast.parse((root / "runs" / f"{run}.py").read_text(encoding="utf-8"))
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    ]
-    for call in (call for call in calls if call.func.id == "provenance"):
-        given = [word.value for word in call.keywords if word.arg == "device"] + call.args[:1]
-        return not any(isinstance(value, ast.Constant) and value.value == "cpu" for value in given)
+    for node in ast.walk(ast.parse((root / "runs" / f"{run}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "provenance":
+            given = [word.value for word in node.keywords if word.arg == "device"] + node.args[:1]
+            return [ast.unparse(value) for value in given] != ["'cpu'"]
     return False
 
 
@@ -187,7 +185,6 @@ def commit_of(
     root: Path, files: list[Path], given: str | None, allow_dirty: bool
 ) -> tuple[str, bool]:
     """The commit that is recorded, and whether the run's code differs from it."""
-    given = given or os.environ.get("MINIDDP_COMMIT")
     if not check.has_git(root):
         if not given or not re.fullmatch(r"[0-9a-f]{40}", given):
             raise RecordError("no git repository here: give --commit with 40 hex digits")
@@ -209,26 +206,12 @@ def commit_of(
 
 
 def refuse_bad_notebook(notebook: Any) -> None:
-    import nbformat
-
-    keys = [
-        key
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        for key in output.get("data", {}).get(VALUES, {})
-    ]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    keys = [key for output in outputs for key in output.get("data", {}).get(VALUES, {})]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise RecordError(f"record() was given {twice[0]!r} twice, expected each key once")
     if traces := check.machine_traces(notebook):
         raise RecordError(f"the recording would still hold {traces[0]}")
-    nbformat.validate(notebook)
-
-
-def as_json(notebook: Any) -> dict[str, Any]:
-    import nbformat
-
-    plain: dict[str, Any] = json.loads(nbformat.writes(notebook))
-    return plain
 
 
 def save(notebook: dict[str, Any], path: Path) -> Path:
@@ -312,16 +295,9 @@ def merge(root: Path, path: Path) -> str:
     notebook = check.read_recording(path)
     carried = notebook["metadata"]["miniddp"]
     run, kind = carried["run"], carried["kind"]
-    if path.name != f"{run}.{kind}.ipynb":
-        raise RecordError(f"it says that it is {run} on {kind}")
-    if run not in digest.run_names(root):
-        raise RecordError(f"runs/{run}.py does not exist")
     if carried["dirty"]:
         raise RecordError("it was recorded from uncommitted code")
-    problems = [*check.cell_problems(notebook), *check.machine_traces(notebook)]
-    if lost := check.lost_commit(carried, check.history(root)):
-        problems.append(lost)
-    if problems:
+    if problems := [*check.problems(root, path, check.history(root))]:
         raise RecordError(problems[0])
     is_stale = carried["symbols"] != digest.symbols(root, run)
     if is_stale and check.freshness(root, run, kind)[0] == "fresh":
@@ -343,33 +319,35 @@ def parse(given: list[str]) -> argparse.Namespace:
     mode.add_argument("--all", action="store_true", help="record every run")
     mode.add_argument("--prose", action="store_true", help="only bring the texts up to date")
     mode.add_argument("--accept", action="store_true", help="declare the behaviour unchanged")
-    mode.add_argument("--merge", type=Path, metavar="FOLDER", help="take over its recordings")
-    parser.add_argument("--reason", help="why the behaviour is unchanged")
+    mode.add_argument("--merge", type=folder, metavar="FOLDER", help="take over its recordings")
+    parser.add_argument("--reason", default="", help="why the behaviour is unchanged")
     parser.add_argument("--kind", choices=check.KINDS, default="cpu", help="(cpu)")
-    parser.add_argument("--data-dir", type=Path, help="folder with the MRPC files")
+    parser.add_argument("--data-dir", type=folder, help="folder with the MRPC files")
     parser.add_argument("--output", type=Path, help="save in this folder instead of recordings/")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds per cell (900)")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all runs together")
+    parser.add_argument("--timeout", type=seconds, default=900, help="seconds per cell (900)")
+    parser.add_argument("--budget", type=seconds, metavar="SECONDS", help="for all runs together")
     parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code")
     parser.add_argument("--commit", help="the commit of this copy, where there is no git")
     options = parser.parse_args(given)
-    for name in ("timeout", "budget"):
-        value = getattr(options, name)
-        if value is not None and value <= 0:
-            parser.error(f"--{name} must be positive")
-    for name in ("data_dir", "merge"):
-        folder = getattr(options, name)
-        if folder and not folder.is_dir():
-            parser.error(f"--{name.replace('_', '-')}: no folder {folder}")
-        if folder:
-            setattr(options, name, folder.resolve())
-    if options.accept and not (options.runs and (options.reason or "").strip()):
+    if options.accept and not (options.runs and options.reason.strip()):
         parser.error('--accept needs a RUN and --reason "…"')
     if options.runs and (options.merge or options.all):
         parser.error("--merge and --all take no RUN")
     if options.output:
         options.output = options.output.resolve()
     return options
+
+
+def folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"no folder {text}")
+    return Path(text).resolve()
+
+
+def seconds(text: str) -> float:
+    if float(text) <= 0:
+        raise argparse.ArgumentTypeError("must be positive")
+    return float(text)
 
 
 def selected(root: Path, options: argparse.Namespace) -> list[str]:
@@ -407,21 +385,21 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def all_of(items: Sequence[Any], act: Callable[[Any], str]) -> bool:
+def each(items: Iterable[Any], act: Callable[[Any], str]) -> bool:
     """Do it to each, and print what came of it; whether all went well."""
-    failed = 0
+    failed = False
     for item in items:
         try:
             print(act(item), flush=True)
         except FAILURES as error:
-            failed += 1
+            failed = True
             name = getattr(item, "name", item)
             print(f"record.py: {name}: {error}", file=sys.stderr, flush=True)
     return not failed
 
 
-def run_command(root: Path, options: argparse.Namespace) -> bool:
-    """Do what the options say; whether all went well."""
+def record_all(root: Path, runs: list[str], options: argparse.Namespace) -> bool:
+    """Record the runs, as far as the budget goes; whether all went well."""
     deadline = time.monotonic() + (options.budget or float("inf"))
 
     def record_in_time(run: str) -> str:
@@ -432,26 +410,31 @@ def run_command(root: Path, options: argparse.Namespace) -> bool:
         page = "" if options.output else write_missing_page(root, run)
         return f"  saved {path.parent.name}/{path.name} ({time.monotonic() - started:.1f} s){page}"
 
+    if runs:
+        refuse_this_machine(options.kind)
+    return each(runs, record_in_time)
+
+
+def run_command(root: Path, options: argparse.Namespace) -> bool:
+    """Do what the options say; whether all went well."""
     if options.merge:
         paths = sorted(options.merge.glob("*.ipynb"))
         if not paths:
             raise RecordError(f"no recording in {options.merge.name}")
-        return all_of(paths, lambda path: f"{path.name}: {merge(root, path)}")
+        return each(paths, lambda path: f"{path.name}: {merge(root, path)}")
     if options.accept:
-        return all_of(selected(root, options), lambda run: accept(root, run, options))
-    runs = [] if options.prose and not options.runs else selected(root, options)
-    if options.prose and runs:
-        return all_of(runs, lambda run: refresh(root, run, options.kind))
-    if runs:
-        refuse_this_machine(options.kind)
-    whole = all_of(runs, record_in_time)
+        return each(selected(root, options), lambda run: accept(root, run, options))
+    if options.prose and options.runs:
+        return each(selected(root, options), lambda run: refresh(root, run, options.kind))
+    runs = [] if options.prose else selected(root, options)
+    whole = record_all(root, runs, options)
     if options.runs or options.output:
         return whole
     others = [run for run in digest.run_names(root) if run not in runs]
     older = [run for run in others if check.texts_differ(root, run, options.kind)]
     if not runs and not older:
         print("record.py: every recording is fresh")
-    return all_of(older, lambda run: refresh(root, run, options.kind)) and whole
+    return each(older, lambda run: refresh(root, run, options.kind)) and whole
 
 
 def main(given: list[str], root: Path = ROOT) -> int:

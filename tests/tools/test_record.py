@@ -353,11 +353,10 @@ def test_uncommitted_code_is_refused(tmp_path):
         record.commit_of(project, [project / "runs/01-c.py"], None, False)
 
 
-def test_without_git_the_commit_must_be_given(tmp_path, monkeypatch):
+def test_without_git_the_commit_must_be_given(tmp_path):
     with pytest.raises(record.RecordError, match="give --commit with 40 hex digits"):
         record.commit_of(tmp_path, [], None, False)
-    monkeypatch.setenv("MINIDDP_COMMIT", COMMIT)
-    assert record.commit_of(tmp_path, [], None, False) == (COMMIT, False)
+    assert record.commit_of(tmp_path, [], COMMIT, False) == (COMMIT, False)
 
 
 def test_a_failed_write_leaves_the_old_recording(tmp_path, monkeypatch):
@@ -397,7 +396,7 @@ def test_a_leak_that_scrubbing_missed_is_refused():
     ("arguments", "message"),
     [
         (["99-none"], "no run named '99-none'; the runs are "),
-        (["--merge", "/no/such/folder"], "--merge: no folder /no/such/folder"),
+        (["--merge", "/no/such/folder"], "argument --merge: no folder /no/such/folder"),
         (["05-ring", "--accept"], '--accept needs a RUN and --reason "…"'),
         (["--accept", "--reason", "renamed"], '--accept needs a RUN and --reason "…"'),
         (
@@ -406,9 +405,9 @@ def test_a_leak_that_scrubbing_missed_is_refused():
         ),
         (["x", "--kind", "tpu"], "argument --kind: invalid choice: 'tpu'"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
-        (["x", "--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
-        (["x", "--timeout", "0"], "--timeout must be positive"),
-        (["x", "--data-dir", "/no/such/folder"], "--data-dir: no folder /no/such/folder"),
+        (["x", "--timeout", "soon"], "argument --timeout: invalid seconds value: 'soon'"),
+        (["x", "--timeout", "0"], "argument --timeout: must be positive"),
+        (["x", "--data-dir", "/no/such/folder"], "argument --data-dir: no folder /no/such/folder"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):

@@ -126,12 +126,12 @@ def test_texts_are_brought_up_to_date_without_executing(project):
     text = QUICK.replace("# # Quick", "# # Quicker\n\n# %% [markdown]\n# More.")
     (project / "runs/01-quick.py").write_text(text.replace("print(", "# shown\nprint("))
     assert check.freshness(project, "01-quick", "cpu") == ("fresh", [])
-    assert list(check.freshness_problems(project)) == [
+    assert list(check.freshness_problems(project, check.states(project))) == [
         "recordings/01-quick.cpu.ipynb lacks the latest texts of its run (tools/record.py --prose)"
     ]
     code, out, _ = call(project)
     assert (code, out) == (0, "recordings/01-quick.cpu.ipynb: texts brought up to date\n")
-    assert list(check.freshness_problems(project)) == []
+    assert list(check.freshness_problems(project, check.states(project))) == []
     after = recording(project)
     assert [cell["id"] for cell in after["cells"]] == ["cell-01", "cell-02", "cell-03"]
     assert after["cells"][0]["source"] == ["# Quicker"]
