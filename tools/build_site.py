@@ -103,7 +103,7 @@ def build(quarto: str | None, output: Path) -> None:
         say(f"site: rendering with Quarto ({quarto})")
         command = [quarto, "render", "--output-dir", str(output)]
     else:
-        command = [*plain("build"), "--output", str(output)]
+        command = [*plain("build"), str(output)]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise SiteError("the site was not built; the reason is in the lines above")
     say(f"site: built in {output}")
@@ -116,7 +116,7 @@ def plain(tool: str) -> list[str]:
     """A tool of the plain build, with a Python that has what it imports: this one, or .venv's."""
     here = all(importlib.util.find_spec(name) for name in ("pypandoc", "yaml"))
     python = sys.executable if here else set_up.set_up("site")
-    return [str(python), str(ROOT / "tools" / "plain" / f"{tool}.py")]
+    return [str(python), str(ROOT / "tools" / "plain" / f"{tool}.py"), str(ROOT)]
 
 
 def preview(quarto: str | None, port: int) -> int:
@@ -129,7 +129,7 @@ def preview(quarto: str | None, port: int) -> int:
     if quarto:
         command = [quarto, "preview", "--port", str(port), "--no-browser"]
     else:
-        command = [*plain("preview"), str(ROOT), str(ROOT / "_preview"), str(port)]
+        command = [*plain("preview"), str(ROOT / "_preview"), str(port)]
     return subprocess.run(command, cwd=ROOT).returncode
 
 

@@ -70,11 +70,9 @@ class Sites:
             shutil.copytree(SAMPLE, source)
             for shared in ("_extensions", "theme", "vis"):
                 shutil.copytree(ROOT / shared, source / shared)
-        command = [sys.executable, str(ROOT / "tools/plain/build.py"), "--source", str(source)]
+        command = [sys.executable, str(ROOT / "tools/plain/build.py"), str(source)]
         if tool == "quarto":
             command = ["quarto", "render", str(source), "--output-dir"]
-        else:
-            command.append("--output")
         made = subprocess.run(
             [*command, str(output)], capture_output=True, encoding="utf-8", timeout=170
         )

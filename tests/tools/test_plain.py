@@ -221,7 +221,7 @@ def test_citations(citing: Book) -> None:
 
 
 def test_the_style_of_citations_is_the_book_s(citing: Book) -> None:
-    style = (build.ROOT / "theme/citations.csl").read_text(encoding="utf-8")
+    style = (build.HERE.parents[1] / "theme/citations.csl").read_text(encoding="utf-8")
     citing.write("own.csl", style)
     citing.write("_quarto.yml", "csl: own.csl\nbibliography: refs.bib\n" + CONFIG)
     citing.write("refs.bib", KNUTH + "@online{api, author={Maker}, title={Pumps: A list}}\n")
@@ -300,7 +300,7 @@ def test_a_filters_own_error_is_told_in_one_line(book: Book) -> None:
 
 def test_the_command_says_what_is_wrong_without_a_traceback(book: Book) -> None:
     book.write("index.qmd", "# A\n\n@fig-none\n")
-    command = [sys.executable, build.__file__, "--source", book.source, "--output", book.site]
+    command = [sys.executable, build.__file__, book.source, book.site]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "error: index.qmd: @fig-none: no page has a figure of that name\n"

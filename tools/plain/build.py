@@ -1,16 +1,18 @@
 """The plain build: the book as a site, made with Pandoc where Quarto is not at hand.
 
+    python tools/plain/build.py SOURCE OUTPUT
+
 Every page goes through Pandoc once, with the book's own filters and plain.lua; what depends on
 other pages (navigation, cross-references) is put in afterwards. What is read from _quarto.yml:
 the book's title, description, favicon, repo-url, page-footer and chapters; resources, filters,
 bibliography, csl, link-citations; of format.html: css, toc-depth, include-in-header and
-include-after-body. Pages and headings have no numbers, figures count from 1 on every page.
+include-after-body. Figures count from 1 on every page.
 """
 
 from __future__ import annotations
 
-import argparse
 import html
+import itertools
 import json
 import posixpath
 import re
@@ -28,7 +30,6 @@ import pypandoc
 import yaml
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
@@ -63,21 +64,6 @@ class Rendered:
     @property
     def label(self) -> str:
         return html.escape(self.page.label) if self.page.label else self.title
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Build the book with Pandoc.")
-    parser.add_argument("--output", type=Path, default=ROOT / "_site", metavar="DIR")
-    parser.add_argument(
-        "--source", type=Path, default=ROOT, metavar="DIR", help="the book's folder"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        build(options.source.resolve(), options.output.resolve())
-    except BuildError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def build(source: Path, output: Path) -> None:
@@ -120,15 +106,12 @@ def read_config(source: Path) -> dict[str, Any]:
 
 
 def html_options(config: dict[str, Any]) -> dict[str, Any]:
-    formats = config.get("format")
-    options = formats.get("html") if isinstance(formats, dict) else None
-    return options if isinstance(options, dict) else {}
+    options: dict[str, Any] = config.get("format", {}).get("html", {})
+    return options
 
 
 def as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def list_pages(config: dict[str, Any], source: Path) -> list[Page]:
@@ -204,10 +187,8 @@ def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[s
                  f"--template={HERE / 'template.html'}"]  # fmt: skip
     arguments += [f"--lua-filter={path}" for path in filters(config, source)]
     arguments.append(f"--lua-filter={HERE / 'plain.lua'}")
-    bibliography = as_list(config.get("bibliography"))
-    if bibliography:
-        arguments += [f"--bibliography={name}" for name in bibliography]
-        arguments += [f"--csl={name}" for name in as_list(config.get("csl"))]
+    for option in ("bibliography", "csl"):
+        arguments += [f"--{option}={name}" for name in as_list(config.get(option))]
     return arguments
 
 
@@ -230,25 +211,22 @@ def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
 def filters(config: dict[str, Any], source: Path) -> Iterator[Path]:
     """The book's own Lua filters, in order."""
     for entry in as_list(config.get("filters")):
-        name = entry.get("path") if isinstance(entry, dict) else entry
-        if not str(name).endswith(".lua"):
-            continue
+        name = entry["path"] if isinstance(entry, dict) else entry
         if not (source / name).is_file():
             raise BuildError(f"_quarto.yml names the filter {name}: there is no such file")
         yield source / name
 
 
 def included(value: Any, page: Page, source: Path) -> str:
-    """The HTML of an include-… option: file names, or {text: …} and {file: …}."""
+    """The HTML of an include-… option: names of files, and {text: …}."""
     parts = []
     for entry in as_list(value):
-        if isinstance(entry, dict) and "text" in entry:
-            parts.append(str(entry["text"]))
-            continue
-        name = entry.get("file") if isinstance(entry, dict) else entry
-        if not (source / str(name)).is_file():
-            raise BuildError(f"_quarto.yml includes {name}: there is no such file")
-        parts.append((source / name).read_text(encoding="utf-8"))
+        if isinstance(entry, dict):
+            parts.append(entry["text"])
+        elif (source / entry).is_file():
+            parts.append((source / entry).read_text(encoding="utf-8"))
+        else:
+            raise BuildError(f"_quarto.yml includes {entry}: there is no such file")
     return re.sub(r'((?:href|src)=")/(?!/)', rf"\g<1>{page.root}", "\n".join(parts))
 
 
@@ -296,20 +274,16 @@ def relative(url: str, page: Page) -> str:
 
 def navigation(rendered: list[Rendered], current: Page) -> str:
     lines = []
-    part = None
-    for entry in rendered:
-        if entry.page.part != part:
-            lines.append("</ul>" if lines else "")
-            part = entry.page.part
-            if part and not part.endswith(".qmd"):
-                lines.append(f'<p class="nav-part">{html.escape(part)}</p>')
-            lines.append("<ul>")
-        elif not lines:
-            lines.append("<ul>")
-        mark = ' aria-current="page"' if entry.page == current else ""
-        address = relative(entry.page.url, current)
-        lines.append(f'<li><a href="{address}"{mark}>{entry.label}</a></li>')
-    return "\n".join([*lines, "</ul>"])
+    for part, entries_of_part in itertools.groupby(rendered, lambda entry: entry.page.part):
+        if part and not part.endswith(".qmd"):
+            lines.append(f'<p class="nav-part">{html.escape(part)}</p>')
+        lines.append("<ul>")
+        for entry in entries_of_part:
+            mark = ' aria-current="page"' if entry.page == current else ""
+            address = relative(entry.page.url, current)
+            lines.append(f'<li><a href="{address}"{mark}>{entry.label}</a></li>')
+        lines.append("</ul>")
+    return "\n".join(lines)
 
 
 def pager(rendered: list[Rendered], position: int) -> str:
@@ -332,11 +306,9 @@ def pager(rendered: list[Rendered], position: int) -> str:
 def copy_assets(config: dict[str, Any], source: Path, site: Path) -> None:
     for name in ("plain.css", "plain.js"):
         copy(HERE / name, site / "plain" / name)
-    resources = as_list((config.get("project") or {}).get("resources"))
-    for pattern in resources:
-        for path in sorted(source.glob(pattern.removeprefix("/"))):
-            if path.is_file():
-                copy(path, site / path.relative_to(source))
+    for pattern in as_list(config.get("project", {}).get("resources")):
+        for path in source.glob(pattern.removeprefix("/")):
+            copy(path, site / path.relative_to(source))
 
 
 def copy_linked_files(entry: Rendered, source: Path, site: Path) -> None:
@@ -371,4 +343,7 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        build(*(Path(folder).resolve() for folder in sys.argv[1:3]))
+    except (BuildError, OSError) as error:
+        sys.exit(f"error: {error}")

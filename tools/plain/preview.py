@@ -20,7 +20,8 @@ UNWATCHED = ("_site", "_preview", "tests", "__pycache__")
 RELOAD = """<script>
 let shown;
 setInterval(async () => {
-  const version = await fetch("/.version").then((answer) => answer.text(), () => shown);
+  const answer = await fetch("/.version").catch(() => ({}));
+  const version = answer.ok ? await answer.text() : shown;
   if (shown && version !== shown) location.reload();
   shown = version;
 }, 400);
@@ -29,24 +30,9 @@ setInterval(async () => {
 
 
 class Handler(SimpleHTTPRequestHandler):
-    version = 1
-
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        path = path / "index.html" if self.path.endswith("/") else path
-        if self.path == "/.version":
-            self.answer(str(Handler.version), "text/plain")
-        elif path.suffix == ".html" and path.is_file():
-            self.answer(path.read_text(encoding="utf-8") + RELOAD, "text/html; charset=utf-8")
-        else:
-            super().do_GET()
-
-    def answer(self, text: str, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
+    def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(text.encode())
+        super().end_headers()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -54,27 +40,34 @@ class Handler(SimpleHTTPRequestHandler):
 
 def preview(source: Path, output: Path, port: int) -> None:
     """Build the whole book, then what changes, until Ctrl+C."""
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", port), functools.partial(Handler, directory=str(output))
-    )
-    rendered = render_again([], [], source)
-    build.write_site(rendered, source, output)
+    handler = functools.partial(Handler, directory=str(output))
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    before = snapshot(source)
+    rendered = show([], [], source, output)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"site: http://127.0.0.1:{server.server_port} (Ctrl+C ends the preview)", flush=True)
-    before = snapshot(source)
     while True:
         time.sleep(0.3)
         now = snapshot(source)
         changed = [name for name in now.keys() | before.keys() if now.get(name) != before.get(name)]
         before = now
-        if not changed:
-            continue
         try:
-            rendered = render_again(rendered, changed, source)
-            build.write_site(rendered, source, output)
-            Handler.version += 1
+            rendered = show(rendered, changed, source, output) if changed else rendered
         except build.BuildError as error:
             print(f"error: {error}", flush=True)
+
+
+def show(
+    rendered: list[build.Rendered], changed: list[str], source: Path, output: Path
+) -> list[build.Rendered]:
+    """Render what the changes concern, and have the open pages reload themselves."""
+    rendered = render_again(rendered, changed, source)
+    build.write_site(rendered, source, output)
+    for entry in rendered:
+        with (output / entry.page.url).open("a", encoding="utf-8") as page:
+            page.write(RELOAD)
+    (output / ".version").write_text(str(time.time_ns()))
+    return rendered
 
 
 def snapshot(source: Path) -> dict[str, float]:
