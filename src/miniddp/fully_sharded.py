@@ -34,14 +34,6 @@ class Gather(torch.autograd.Function):
         return ctx.unit.reduce_scatter(gradient), None
 
 
-class Piece(NamedTuple):
-    """What autograd keeps of a gathered parameter until backward: its place."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-
 class Slot(NamedTuple):
     """A parameter in the flat vector; a tied one has several places."""
 
@@ -60,20 +52,17 @@ class FullyShardedModule(nn.Module):
     backward: two transfers of the parameters instead of three, for more memory.
 
     What is gathered at a time is a unit. Wrap each layer, then the whole model:
-    a wrapper leaves out what wrappers inside it hold. Parameters and buffers
-    start as rank 0's; buffers stay whole and are not synchronised again. To
-    load a whole state, load it into the module before it is wrapped. All ranks
-    must call the units in the same order. Under `torch.utils.checkpoint`, which
-    must be around the unit and itself drops what was gathered, pass
-    `reshard_after_forward=False`. Communication is not overlapped: torch's
-    `fully_shard` gathers the next unit while this one computes.
+    a wrapper leaves out what wrappers inside it hold. All ranks must call the
+    units in the same order. Parameters and buffers start as rank 0's, and
+    buffers are not synchronised again. Load a whole state before you wrap.
+    `torch.utils.checkpoint` must be around a unit, drops what was gathered, and
+    needs `reshard_after_forward=False`. Communication is not overlapped.
 
     A rank sees its part of the gradients only. Any optimizer works that treats
-    each element by itself. A norm needs a sum over the ranks. A plain
-    `GradScaler` would see an infinite gradient on one rank and step on the
-    others: use `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`.
-    Autocast makes copies of the weights that live until backward, as under DDP:
-    2 bytes for each parameter that bfloat16 or float16 products use.
+    each element by itself. A norm needs a sum over the ranks. A `GradScaler`
+    would skip a step on one rank only: use `torch.distributed.fsdp.
+    sharded_grad_scaler.ShardedGradScaler`. Autocast's copies of the weights (2
+    bytes per parameter) live until backward, as under DDP.
 
     Raises `RuntimeError` without a process group; `ValueError` if the ranks
     pass different modules, if there is no parameter, if one is in another unit
@@ -173,20 +162,19 @@ class FullyShardedModule(nn.Module):
     def _saving(
         self, whole: Tensor, shard: nn.Parameter
     ) -> AbstractContextManager[Any]:
-        """Within it autograd saves a `Piece` of `whole`, not `whole` itself."""
+        """Within it autograd saves a part of `whole` as its place there."""
         if not (self.reshard_after_forward and shard.requires_grad):
             return nullcontext()
         address = whole.untyped_storage().data_ptr()
         version = shard._version
 
-        def pack(saved: Tensor) -> Tensor | Piece:
+        def pack(saved: Tensor) -> Any:
             strided = saved.layout == torch.strided
             if not strided or saved.untyped_storage().data_ptr() != address:
                 return saved
-            offset = int(saved.storage_offset())
-            return Piece(saved.size(), saved.stride(), offset)
+            return saved.size(), saved.stride(), saved.storage_offset()
 
-        def unpack(saved: Tensor | Piece) -> Tensor:
+        def unpack(saved: Any) -> Tensor:
             if isinstance(saved, Tensor):
                 return saved
             if version != shard._version:
@@ -214,7 +202,7 @@ class FullyShardedModule(nn.Module):
                 for slot, view in zip(unit._slots, views, strict=True):
                     for inner, _, name in slot.places:
                         state[f"{path}.{inner}{name}"] = view.clone()
-        return {_unwrapped(k): to_host(value) for k, value in state.items()}
+        return to_host({_unwrapped(k): value for k, value in state.items()})
 
 
 def _unwrapped(name: str) -> str:

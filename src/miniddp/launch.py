@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,21 +58,26 @@ def run_ranks(
     *args: Any,
     backend: str | None = "gloo",
     timeout: float = 60.0,
-    env: Mapping[str, str] | None = None,
 ) -> RankResults:
     """Call `fn(rank, *args)` in `world_size` new processes that form a group.
 
     For Linux and macOS. `backend=None` starts no group, but sets torchrun's
     environment variables, so that `init_process_group()` works inside `fn`.
-    `env` adds variables. `fn`, `args` and the results travel by cloudpickle:
-    functions of a notebook work.
+    `fn`, `args` and the results travel by cloudpickle: functions of a notebook
+    work.
 
     Raises `RanksFailed` if a rank raises or dies, `RanksTimedOut` if one
     still runs after `timeout` seconds, `ValueError` for a bad `world_size` or
-    `timeout`, `TypeError` for a bad `env` and for what cannot be pickled. No
-    process is left behind.
+    `timeout`, `TypeError` for what cannot be pickled. No process is left.
     """
-    _check(world_size, timeout, env or {})
+    if type(world_size) is not int or world_size < 1:
+        raise ValueError(
+            f"world_size must be an integer of at least 1, not {world_size!r}"
+        )
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ValueError(
+            f"timeout must be a positive number of seconds, not {timeout!r}"
+        )
     call = worker.dump((fn, args), "fn with its arguments")
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
@@ -84,7 +89,6 @@ def run_ranks(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store above
-        **(env or {}),
     }
     with tempfile.TemporaryDirectory(prefix="miniddp-") as folder:
         (Path(folder) / "call").write_bytes(call)
@@ -113,20 +117,6 @@ def run_ranks(
                 head += f" ({_names(returned)} had returned)"
             raise RanksTimedOut(_report(head, {}, stacks), stacks, outputs)
         return RankResults(map(worker.load, homes), outputs)
-
-
-def _check(world_size: int, timeout: float, env: Mapping[str, str]) -> None:
-    if type(world_size) is not int or world_size < 1:
-        raise ValueError(
-            f"world_size must be an integer of at least 1, not {world_size!r}"
-        )
-    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise ValueError(
-            f"timeout must be a positive number of seconds, not {timeout!r}"
-        )
-    for pair in env.items():
-        if not all(isinstance(part, str) for part in pair):
-            raise TypeError(f"env must map strings to strings, not {pair!r}")
 
 
 _hiding_main = threading.Lock()

@@ -1,14 +1,18 @@
 """Who am I? The process group, this rank's numbers, its device and seeds."""
 
 import contextlib
+import logging
 import os
 import random
 from datetime import timedelta
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+
+logger = logging.getLogger(__name__)
+Mesh = DeviceMesh | None
 
 
 def init_process_group(
@@ -20,8 +24,8 @@ def init_process_group(
 
     Ranks come from torchrun's environment variables, or by hand through
     torch's own keywords (`init_method`, `rank`, `world_size`, `store`).
-    `backend=None` takes nccl on GPUs, and gloo on CPUs or where the ranks of
-    this machine (`LOCAL_WORLD_SIZE`) have to share its GPUs.
+    `backend=None` takes nccl on GPUs, and gloo on CPUs or where this machine
+    has more ranks (`LOCAL_WORLD_SIZE`) than a rank sees GPUs.
 
     Raises `RuntimeError` if nothing says which rank this is.
     """
@@ -29,8 +33,7 @@ def init_process_group(
     if rank is None:
         raise RuntimeError(
             "RANK is not set: start this program with torchrun, call the "
-            "function through miniddp.run_ranks, or pass rank, world_size and "
-            "init_method"
+            "function through miniddp.run_ranks, or pass rank and world_size"
         )
     backend = backend or _backend()
     if torch.cuda.is_available():
@@ -43,9 +46,14 @@ def init_process_group(
 
 
 def _backend() -> str:
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    a_gpu_each = ranks_here <= torch.cuda.device_count()
-    return "nccl" if a_gpu_each and dist.is_nccl_available() else "gloo"
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < ranks and _local_rank() == 0:
+        logger.warning(
+            f"{ranks} ranks of this machine see {gpus} GPUs: gloo, not nccl. "
+            "Pass backend='nccl' if each sees another one"
+        )
+    return "nccl" if ranks <= gpus and dist.is_nccl_available() else "gloo"
 
 
 def destroy_process_group() -> None:
@@ -77,17 +85,11 @@ def check_group(process_group: dist.ProcessGroup | None = None) -> None:
     if not dist.is_initialized():
         raise RuntimeError(
             "there is no process group: call miniddp.process."
-            "init_process_group() in a program that torchrun starts, or call "
-            "the function through miniddp.run_ranks"
+            "init_process_group() under torchrun, or use miniddp.run_ranks"
         )
     if dist.get_rank(process_group) < 0:
         what = "is not a member of the process group it passed"
         raise ValueError(f"rank {dist.get_rank()} {what}")
-
-
-Number = Literal["rank", "grank", "lrank", "ws"]
-Mesh = DeviceMesh | None
-Group = dist.ProcessGroup
 
 
 class _Get:
@@ -112,15 +114,7 @@ class _Get:
         """Use `mesh` in each call that passes none; `None` forgets it."""
         self._mesh = mesh
 
-    @overload
-    def __call__(self, name: Number, mesh: Mesh = None) -> int: ...
-    @overload
-    def __call__(self, name: Literal["pg"], mesh: Mesh = None) -> Group: ...
-    def __call__(self, name: str, mesh: Mesh = None) -> int | Group:
-        if name not in ("rank", "grank", "lrank", "ws", "pg"):
-            raise ValueError(
-                f"get knows rank, grank, lrank, ws and pg, not {name!r}"
-            )
+    def __call__(self, name: str, mesh: Mesh = None) -> Any:
         check_group()
         mesh = mesh or self._mesh
         if mesh is not None and mesh.ndim != 1:
@@ -129,14 +123,16 @@ class _Get:
                 f"pass one of {mesh.mesh_dim_names}, such as mesh[name]"
             )
         group = dist.group.WORLD if mesh is None else mesh.get_group()
-        assert group is not None
-        if name == "pg":
-            return group
-        if name == "grank":
-            return dist.get_rank()
-        if name == "lrank":
-            return _local_rank() if mesh is None else mesh.get_local_rank()
-        return group.rank() if name == "rank" else group.size()
+        values = {
+            "rank": dist.get_rank(group),
+            "grank": dist.get_rank(),
+            "lrank": _local_rank() if mesh is None else mesh.get_local_rank(),
+            "ws": dist.get_world_size(group),
+            "pg": group,
+        }
+        if name not in values:
+            raise ValueError(f"get knows {', '.join(values)}, not {name!r}")
+        return values[name]
 
 
 get = _Get()

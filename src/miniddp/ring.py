@@ -1,21 +1,17 @@
 """All-reduce as a ring, built from nothing but send and receive.
 
-The ranks stand in a circle: each sends to its right and receives from its left.
-A tensor is cut into one chunk per rank. In the reduce-scatter phase every chunk
-travels once round the circle and each rank adds its own part, so that each rank
-ends with one complete chunk. In the all-gather phase these travel round once
-more. A rank sends 2 (N - 1) / N times the tensor's bytes, the least possible
-(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009).
+Each rank sends to its right and receives from its left, 2 (N - 1) / N times the
+tensor's bytes: the least possible (Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations", 2009).
 
-The functions have the arguments of their namesakes in `torch.distributed`, wait
-for the result and return the bytes that this rank sent. `op` is SUM or AVG,
-which divides first; for integers that is a `RuntimeError`. `ValueError` says
-that a tensor differs in shape, dtype or device from the others of its rank, or
-that the rank is not in `group`; `RuntimeError`, which neighbours are lost.
+The functions take the arguments of their namesakes in `torch.distributed` and
+return the bytes that this rank sent. `op` is SUM or AVG, which divides first:
+for integers a `RuntimeError`. `ValueError` says that a rank's tensors differ in
+shape, dtype or device, or that it is not in `group`. Gloo waits for the result,
+and a `RuntimeError` names neighbours that are lost. With NCCL the GPU waits:
+the functions return at once, and the watchdog ends ranks that wait in vain.
 """
 
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -41,11 +37,12 @@ class Ring:
 
     def __init__(self, group: Group = None) -> None:
         self.group, self.rank = group, dist.get_rank(group)
-        self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError(f"rank {dist.get_rank()} is not in the group")
+        self.size = dist.get_world_size(group)
         self.left = (self.rank - 1) % self.size
         self.right = (self.rank + 1) % self.size
+        self.sent = 0  # bytes
 
 
 def all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> int:
@@ -54,16 +51,17 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> int:
     (local,) = prepare([tensor], ring)
     divide(local, op, ring)
     chunks = local.view(-1).tensor_split(ring.size)
-    sent = reduce_scatter_phase(chunks, ring) + all_gather_phase(chunks, ring)
+    reduce_scatter_phase(chunks, ring)
+    all_gather_phase(chunks, ring)
     tensor.detach().copy_(local)
-    return sent
+    return ring.sent
 
 
-def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> int:
+def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
     """Complete chunk number `rank` on each rank; the others stay unfinished."""
     count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # no chunk is longer than 0
-    landing = cycle(landing_buffers(chunks[0].tensor_split(count)[0]))
-    sent = 0
+    segment = chunks[0].tensor_split(count)[0]
+    landing = cycle([torch.empty_like(segment) for _ in range(1 + AHEAD)])
     for send, receive in reduce_scatter_steps(ring.rank, ring.size):
         outgoing = chunks[send].tensor_split(count)
         own = chunks[receive].tensor_split(count)
@@ -71,8 +69,6 @@ def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> int:
         arrived = exchange(outgoing, incoming, ring)
         for part, other in zip(own, arrived, strict=True):
             part += other
-        sent += chunks[send].nbytes
-    return sent
 
 
 def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
@@ -81,13 +77,10 @@ def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
     return [((rank - s - 1) % size, (rank - s - 2) % size) for s in steps]
 
 
-def all_gather_phase(chunks: Sequence[Tensor], ring: Ring) -> int:
+def all_gather_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
     """Copy chunk number r, which rank r has complete, to all ranks."""
-    sent = 0
     for send, receive in all_gather_steps(ring.rank, ring.size):
-        for _ in exchange([chunks[send]], [chunks[receive]], ring):
-            sent += chunks[send].nbytes
-    return sent
+        list(exchange([chunks[send]], [chunks[receive]], ring))
 
 
 def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
@@ -117,6 +110,7 @@ def exchange(
 
 def start(outgoing: Tensor, incoming: Tensor, ring: Ring) -> list[dist.Work]:
     """Start to send to the right and to receive from the left."""
+    ring.sent += outgoing.nbytes
     group, left, right = ring.group, ring.left, ring.right
     messages = [
         dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
@@ -124,20 +118,6 @@ def start(outgoing: Tensor, incoming: Tensor, ring: Ring) -> list[dist.Work]:
     ]
     filled = [message for message in messages if message.tensor.numel() > 0]
     return dist.batch_isend_irecv(filled) if filled else []
-
-
-KEPT = threading.local()
-
-
-def landing_buffers(segment: Tensor) -> Sequence[Tensor]:
-    """Room for `1 + AHEAD` segments, kept: new pages cost more than adding."""
-    count, nbytes = 1 + AHEAD, (1 + AHEAD) * segment.nbytes
-    if segment.device.type != "cpu":
-        return [torch.empty_like(segment) for _ in range(count)]
-    memory = getattr(KEPT, "memory", None)
-    if memory is None or len(memory) < nbytes:
-        memory = KEPT.memory = torch.empty(nbytes, dtype=torch.uint8)
-    return memory[:nbytes].view(segment.dtype).tensor_split(count)
 
 
 def reduce_scatter(
@@ -151,9 +131,9 @@ def reduce_scatter(
     _, *inputs = prepare([output, *input_list], ring)
     copies = torch.stack(inputs)
     divide(copies, op, ring)
-    sent = reduce_scatter_phase([each.view(-1) for each in copies], ring)
+    reduce_scatter_phase([each.view(-1) for each in copies], ring)
     output.detach().copy_(copies[ring.rank])
-    return sent
+    return ring.sent
 
 
 def all_gather(
@@ -163,10 +143,10 @@ def all_gather(
     ring = Ring(group)
     own, *chunks = prepare([tensor, *tensor_list], ring)
     chunks[ring.rank].copy_(own)
-    sent = all_gather_phase([chunk.view(-1) for chunk in chunks], ring)
+    all_gather_phase([chunk.view(-1) for chunk in chunks], ring)
     for output, chunk in zip(tensor_list, chunks, strict=True):
         output.detach().copy_(chunk)
-    return sent
+    return ring.sent
 
 
 def root_all_reduce(tensor: Tensor, group: Group = None) -> int:

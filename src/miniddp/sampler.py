@@ -1,8 +1,8 @@
 """Which samples each rank reads: equal shares to train on, exact to evaluate.
 
-`DistributedSampler` is for training. For evaluation give a `DataLoader`
+`DistributedSampler` is for training. To evaluate, give a `DataLoader`
 `sampler=shard(len(dataset), world_size, rank)`: every sample once. These shares
-may be unequal or empty, so add up per rank, and reduce once at the end.
+may be unequal or empty: add up on each rank, and reduce once at the end.
 """
 
 import math
@@ -14,15 +14,19 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from miniddp.process import device
+
+Group = dist.ProcessGroup | None
+
 
 def shard(
     length: int, world_size: int, rank: int, contiguous: bool = False
 ) -> range:
     """The positions, out of `length`, that belong to `rank`.
 
-    Strided: every `world_size`-th, from `rank` on. Contiguous: one block per
-    rank. All shards together hold every position once, and their lengths differ
-    by one at most. Raises `ValueError` for a rank outside 0..`world_size` - 1.
+    Every `world_size`-th, or one `contiguous` block. Each position is in one
+    shard, and the lengths differ by one at most. Raises `ValueError` for a rank
+    outside 0..`world_size` - 1.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0..{world_size - 1}, not {rank}")
@@ -44,19 +48,18 @@ def equalise(
     order: Sequence[int], world_size: int, drop_last: bool
 ) -> list[int]:
     """Make `world_size` divide the length: drop the end or repeat the start."""
-    if drop_last:
-        return list(order[: len(order) // world_size * world_size])
-    total = math.ceil(len(order) / world_size) * world_size
+    rounded = math.floor if drop_last else math.ceil
+    total = rounded(len(order) / world_size) * world_size
     return list(islice(cycle(order), total))
 
 
 class DistributedSampler(Sampler[int]):
     """The indices of torch's `DistributedSampler`, and a state to resume from.
 
-    All ranks read `num_samples` samples an epoch, so that none waits for
-    another: without `drop_last` some samples are read twice. Call `set_epoch`
-    before each epoch for another shuffle. Raises `ValueError` for a rank that
-    does not exist and for a dataset that leaves a rank nothing.
+    Each rank reads `num_samples` samples an epoch: without `drop_last` some
+    are read twice. Call `set_epoch` before each epoch for another shuffle.
+    Raises `ValueError` for a rank that does not exist and for a dataset that
+    leaves a rank nothing.
     """
 
     def __init__(
@@ -70,18 +73,16 @@ class DistributedSampler(Sampler[int]):
     ) -> None:
         size = dist.get_world_size() if num_replicas is None else num_replicas
         rank = dist.get_rank() if rank is None else rank
-        length = len(dataset)
         self.dataset, self.num_replicas, self.rank = dataset, size, rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        each = math.floor if drop_last else math.ceil
-        self.num_samples = each(length / size)
-        self.total_size = self.num_samples * size
+        self.total_size = len(equalise(range(len(dataset)), size, drop_last))
+        self.num_samples = self.total_size // size
         self.positions = shard(self.total_size, size, rank)
         self.epoch = self.consumed = self._start = 0
         if self.num_samples == 0:
             raise ValueError(
-                f"an empty shard: the dataset has {length} samples for {size} "
-                f"ranks (drop_last={drop_last})"
+                f"an empty shard: the dataset has {len(dataset)} samples for "
+                f"{size} ranks (drop_last={drop_last})"
             )
 
     def __len__(self) -> int:
@@ -107,9 +108,9 @@ class DistributedSampler(Sampler[int]):
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """The place in the data, the same for every rank, to save after a step.
 
-        `consumed` is how many samples of this epoch this rank has trained on,
-        by default how many it was given. A `DataLoader` with workers asks for
-        batches ahead of the training loop: then pass `batches * batch_size`.
+        `consumed`: how many samples of this epoch this rank has trained on, by
+        default how many it was given. A `DataLoader` with workers asks for
+        batches ahead of the training: then pass `batches * batch_size`.
         """
         consumed = self.consumed if consumed is None else consumed
         return {
@@ -123,10 +124,10 @@ class DistributedSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration after the samples that `state` has consumed.
+        """Begin the next iteration where `state` was saved.
 
-        Raises `ValueError`, and changes nothing, for a state of other data,
-        another world size or another shuffle: there a place has other samples.
+        Raises `ValueError`, and changes nothing, for a state of other data, of
+        another world size or shuffle: there a place has other samples.
         """
         for name, now in self.state_dict().items():
             saved = state.get(name)
@@ -138,21 +139,18 @@ class DistributedSampler(Sampler[int]):
         self.consumed = self._start = state["consumed"]
 
 
-def check_equal_steps(
-    steps: int, process_group: dist.ProcessGroup | None = None
-) -> None:
+def check_equal_steps(steps: int, process_group: Group = None) -> None:
     """Raise `ValueError` on every rank unless all will take as many `steps`.
 
     Call it before an epoch, for example with `len(loader)`: a rank with a step
     more would wait in its all-reduce for ranks that have gone on.
     """
-    counts = [0] * dist.get_world_size(process_group)
-    dist.all_gather_object(counts, steps, group=process_group)
-    if len(set(counts)) > 1:
-        ranks = ", ".join(
-            f"rank {r}: {count}" for r, count in enumerate(counts)
-        )
+    size = dist.get_world_size(process_group)
+    counts = torch.zeros(size, dtype=torch.int64, device=device())
+    counts[dist.get_rank(process_group)] = steps
+    dist.all_reduce(counts, group=process_group)
+    if len(set(counts.tolist())) > 1:
         raise ValueError(
-            f"the ranks would take different numbers of steps ({ranks}): "
-            "give every rank as many batches, as DistributedSampler does"
+            f"the ranks would take {counts.tolist()} steps: give all as "
+            "many batches, as DistributedSampler does"
         )

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from miniddp.process import check_group
-from miniddp.replicate import broadcast_coalesced
+from miniddp.replicate import broadcast_coalesced, verify_replicas
 
 
 class ShardedOptimizer(Optimizer):
@@ -18,9 +18,9 @@ class ShardedOptimizer(Optimizer):
     Every parameter belongs to one rank. In `step` a rank updates its own, with
     `optimizer_class(…, **defaults)`, and sends them to the others. Gradients
     must be the same on every rank: call `step` after the backward of
-    `DistributedDataParallel` or after `SimpleDDP.sync_gradients()`. Parameters
-    stay whole, so any optimizer works that treats each one by itself; the
-    largest one limits how even the shards are. The methods are those of
+    `DistributedDataParallel` or after `SimpleDDP.sync_gradients()`. Any
+    optimizer works that treats each parameter by itself; the largest one limits
+    how even the shards are. The methods are those of
     `torch.distributed.optim.ZeroRedundancyOptimizer` (Rajbhandari et al.,
     "ZeRO", 2020), and every rank of `process_group` must call them alike.
 
@@ -43,7 +43,8 @@ class ShardedOptimizer(Optimizer):
         self._optimizer: Optimizer | None = None
         self._whole_state: dict[str, Any] | None = None
         super().__init__(params, defaults)
-        self._check_same_on_all_ranks()
+        groups = [nn.ParameterList(g["params"]) for g in self.param_groups]
+        verify_replicas(nn.ModuleList(groups), process_group, values=False)
         self._optimizer = optimizer_class(self._own_groups(), **defaults)
         self.defaults = self._optimizer.defaults
         self.state = self._optimizer.state
@@ -96,34 +97,17 @@ class ShardedOptimizer(Optimizer):
             own = [p for p, owner in self._owner.items() if owner == rank]
             broadcast_coalesced(own, self.process_group, src=rank)
 
-    def _check_same_on_all_ranks(self) -> None:
-        own = [
-            [(tuple(p.shape), str(p.dtype)) for p in group["params"]]
-            for group in self.param_groups
-        ]
-        every: list[Any] = [None] * len(self._elements)
-        dist.all_gather_object(every, own, group=self.process_group)
-        odd = [str(r) for r, other in enumerate(every) if other != every[0]]
-        if odd:
-            raise ValueError(
-                f"the optimizer of rank {', '.join(odd)} got other parameters "
-                "than that of rank 0: pass the same, in the same groups"
-            )
-
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks on rank `to`, in host memory."""
-        own = {
-            index: {name: to_host(value) for name, value in state.items()}
-            for index, state in super().state_dict()["state"].items()
-        }
-        parts: list[Any] | None = None
-        if self.rank == to:
-            parts = [None] * len(self._elements)
-        dist.gather_object(own, parts, group=self.process_group, group_dst=to)
+        own = super().state_dict()
+        state = {i: to_host(each) for i, each in own["state"].items()}
+        parts: Any = [None] * len(self._elements) if self.rank == to else None
+        group, where = self.process_group, next(iter(self._owner))
+        with torch.cuda.device_of(where):  # type: ignore[no-untyped-call]
+            dist.gather_object(state, parts, group=group, group_dst=to)
         if parts is not None:
-            merged = {i: state for part in parts for i, state in part.items()}
-            state = dict(sorted(merged.items()))
-            self._whole_state = {**super().state_dict(), "state": state}
+            state = {i: each for part in parts for i, each in part.items()}
+            self._whole_state = {**own, "state": dict(sorted(state.items()))}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole optimizer, on the rank that collected it.
@@ -150,5 +134,7 @@ class ShardedOptimizer(Optimizer):
         self._whole_state = None
 
 
-def to_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value
+def to_host(state: dict[str, Any]) -> dict[str, Any]:
+    """Tensors in CPU memory, all other values as they are."""
+    tensors = {k: v.cpu() for k, v in state.items() if isinstance(v, Tensor)}
+    return {**state, **tensors}

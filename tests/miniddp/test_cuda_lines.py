@@ -5,7 +5,9 @@ group, which moves nothing, and tensors on the meta device, which hold nothing. 
 is tested by `make test-gpu`.
 """
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from miniddp import hooks, ring
+from miniddp import hooks, ring, sampler
 from miniddp.checkpoint import random_state, set_random_state
 from miniddp.process import destroy_process_group, device, init_process_group
 from miniddp.training_step import check_amp
+from miniddp.zero import ShardedOptimizer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 
@@ -52,14 +55,31 @@ def test_the_gpu_is_chosen_before_the_group_starts_and_given_to_it(
     assert device() == second
 
 
-def test_ranks_that_share_a_gpu_take_gloo(
-    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_share_a_gpu_take_gloo_and_one_of_them_says_so(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    init_process_group()
-    assert calls == [torch.device("cuda", 1), ("gloo", None)]
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        init_process_group()
+    assert calls[-2:] == [torch.device("cuda", 1), ("gloo", None)]
+    (said,) = caplog.records
+    assert said.levelno == logging.WARNING
+    assert said.getMessage().startswith("4 ranks of this machine see 2 GPUs: gloo, not nccl")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_backend_that_was_asked_for_needs_no_word(
+    calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    backend: str,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    init_process_group(backend, rank=0)
+    assert calls[-1][0] == backend
+    assert not caplog.records
 
 
 def test_a_rank_that_was_started_by_hand_takes_the_gpu_of_its_number(calls: list[Any]) -> None:
@@ -82,7 +102,41 @@ def test_the_ring_sends_a_gpus_tensors_from_where_they_are() -> None:
         assert ring.all_reduce(torch.empty(1000)) == ring.root_all_reduce(torch.empty(1000)) == 4000
         assert ring.reduce_scatter(torch.empty(5, 6), parts) == 120
         assert ring.all_gather(parts, torch.empty(5, 6)) == 120
-    assert all(buffer.is_meta for buffer in ring.landing_buffers(parts[0]))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_objects_travel_while_the_gpu_of_the_parameters_is_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL sends them from the current GPU, which need not be this rank's."""
+    current, used = [torch.device("cpu")], []
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    def collective(*_: Any, **__: Any) -> None:
+        used.append(current[-1].type)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(dist, "all_gather_object", collective)
+    monkeypatch.setattr(dist, "gather_object", collective)
+    with torch.device("meta"):
+        optimizer = ShardedOptimizer(torch.nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    optimizer.consolidate_state_dict()
+    assert used == ["meta", "meta"]
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_numbers_of_steps_travel_from_the_gpu_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr(sampler, "device", lambda: torch.device("meta"))
+    monkeypatch.setattr(dist, "all_reduce", lambda counts, group: used.append(counts.device))
+    with pytest.raises(NotImplementedError, match="meta"):  # there are no numbers to compare
+        sampler.check_equal_steps(3)
+    assert used == [torch.device("meta")]
 
 
 def test_the_random_state_holds_that_of_the_gpu(

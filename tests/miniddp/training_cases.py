@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -72,7 +73,8 @@ def flat(module: nn.Module) -> torch.Tensor:
 
 def run_training(fn: Callable[..., Any], world_size: int, *args: Any) -> RankResults:
     """`run` for what makes its own tensors where they belong, as the trainer does."""
-    return run(fn, world_size, *args, default_device=False, timeout=150, env=OFFLINE)
+    with mock.patch.dict(os.environ, OFFLINE):
+        return run(fn, world_size, *args, default_device=False, timeout=150)
 
 
 def train_each(world_size: int, *runs: Options) -> list[list[Result]]:
