@@ -17,9 +17,9 @@ def global_mean(
 ) -> Tensor:
     """The mean over the samples (or tokens) of all ranks, in float64.
 
-    This rank has `count` of them, whose values add up to `total`, of any shape
-    and dtype; the mean has this shape. A rank without samples passes zeros.
-    Raises `ValueError`, on every rank, if no rank has any.
+    This rank has `count` of them, perhaps none, whose values add up to `total`,
+    of any dtype and of the mean's shape. Raises `ValueError`, on every rank, if
+    no rank has any.
     """
     check_group(process_group)
     sums = total.double().reshape(-1)
@@ -37,18 +37,15 @@ def mean_weights(
     """What to multiply the mean losses of this rank's micro-batches by.
 
     `counts[i]` is the number of samples (or of tokens that the loss counts) of
-    micro-batch i. If each rank accumulates the gradients of `weight * mean
-    loss`, the mean of these over the ranks, which is what DDP computes, is the
-    gradient of the mean over all samples of all ranks. Where all counts are
-    equal, each weight is 1 / number of micro-batches.
-
-    Raises `ValueError`, on every rank, if no rank has a sample.
+    micro-batch i. From the gradients of `weight * mean loss`, accumulated, DDP
+    makes the gradient of the mean over all samples of all ranks. Equal counts
+    weigh 1 / number of micro-batches. Raises `ValueError`, on every rank, if no
+    rank has a sample.
     """
     check_group(process_group)
     total = torch.tensor(sum(counts), device=device())
     dist.all_reduce(total, group=process_group)
-    samples = int(total)
-    if samples == 0:
+    if total == 0:
         raise ValueError("there is no mean of nothing: no rank has a sample")
-    world_size = dist.get_world_size(process_group)
+    samples, world_size = int(total), dist.get_world_size(process_group)
     return [count * world_size / samples for count in counts]

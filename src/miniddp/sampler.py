@@ -24,9 +24,8 @@ def shard(
 ) -> range:
     """The positions, out of `length`, that belong to `rank`.
 
-    Every `world_size`-th, or one `contiguous` block. Each position is in one
-    shard, and the lengths differ by one at most. Raises `ValueError` for a rank
-    outside 0..`world_size` - 1.
+    Every `world_size`-th, or one `contiguous` block. Lengths differ by one at
+    most. Raises `ValueError` for a rank outside 0..`world_size` - 1.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0..{world_size - 1}, not {rank}")
@@ -58,8 +57,7 @@ class DistributedSampler(Sampler[int]):
 
     Each rank reads `num_samples` samples an epoch: without `drop_last` some
     are read twice. Call `set_epoch` before each epoch for another shuffle.
-    Raises `ValueError` for a rank that does not exist and for a dataset that
-    leaves a rank nothing.
+    Raises `ValueError` for a bad rank and for a dataset that leaves it nothing.
     """
 
     def __init__(
