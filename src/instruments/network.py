@@ -3,8 +3,8 @@
 Two classes with one method, `all_reduce_seconds(num_bytes, world_size)`:
 
 - `Network` computes it from the nodes: alpha and beta of a GPU's link and of a network card, and
-  how many cards there are. That is right to a few percent for messages that keep the links busy,
-  and too fast below, where protocols, chunks and pipelines decide.
+  how many cards there are. Messages of 1 GiB and more come out right to a few percent, smaller
+  ones roughly.
 - `Measured`, made by `fit`, is a table that somebody measured: alpha and beta change with the
   size of the message. It is right between the sizes of the table and near them, and follows the
   algorithm's formula to other numbers of ranks.
@@ -12,6 +12,7 @@ Two classes with one method, `all_reduce_seconds(num_bytes, world_size)`:
 `python -m instruments.network` prints both beside all that others measured.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +23,12 @@ from instruments.cost import Link, check_amounts, check_counts
 
 ALGORITHMS = ("ring", "tree", "switch")
 
-PROTOCOLS = ((1.0, 1.0), (0.2, 0.25))
-"""Of alpha and of the bandwidth, what a protocol needs and reaches: NCCL's Simple, and its LL for
-small messages, which waits less and moves a flag with every four bytes (NCCL, src/graph/tuning.cc,
-`hwLat` and `llMaxBws`)."""
-
 LAUNCH = 7e-6
 """Seconds before the first byte moves (NCCL, src/graph/tuning.cc, `baseLat`: 6.6 to 14 µs)."""
+
+FILL = 4
+"""Latencies that chunks cost at most; the one number here that was chosen to fit, on 17 published
+set-ups at once. Between 3 and 8 it matters little."""
 
 
 def volume(algorithm: str, world_size: int) -> float:
@@ -75,9 +75,9 @@ class Network:
 
     Attributes:
         ranks_per_node: GPUs of a node.
-        inside: From one GPU to the others of its node. alpha: seconds per step; beta: seconds per
-            byte of what a program reaches, about 0.8 of NVLink's data sheet.
-        rail: One network card. beta: about 0.95 of its data sheet.
+        inside: From one GPU to the others of its node. alpha: seconds per hop of a small message;
+            beta: seconds per byte, of what a program reaches.
+        rail: One network card.
         rails: Network cards of a node. What a node sends is what all of them send together.
         switch: A GPU's link while the node's switch adds (NVLink SHARP); None where it cannot.
     """
@@ -94,7 +94,7 @@ class Network:
     def all_reduce_seconds(
         self, num_bytes: float, world_size: int, algorithm: str | None = None
     ) -> float:
-        """The fastest algorithm and protocol, as NCCL chooses, or the fastest of `algorithm`.
+        """Seconds with the fastest algorithm, as NCCL chooses, or with `algorithm`.
 
         `world_size` fills one node in part, or whole nodes.
 
@@ -108,10 +108,9 @@ class Network:
         if algorithm == "switch" and self.switch is None:
             raise ValueError("the switch of these nodes does not add: switch is None")
         chosen = ALGORITHMS if algorithm is None else (algorithm,)
-        return LAUNCH + min(
-            self._seconds(num_bytes, own, nodes, name, *protocol)
+        return min(
+            self._seconds(num_bytes, own, nodes, name)
             for name in chosen
-            for protocol in (PROTOCOLS[:1] if name == "switch" else PROTOCOLS)
             if name != "switch" or self.switch is not None
         )
 
@@ -129,22 +128,20 @@ class Network:
         between = _time(num_bytes, "ring", nodes, self._node_link())
         return max(within, between), within + between
 
-    def _seconds(
-        self, num_bytes: float, own: int, nodes: int, name: str, waits: float, reaches: float
-    ) -> float:
-        """One algorithm with one protocol, on `nodes` nodes of `own` ranks each."""
+    def _seconds(self, num_bytes: float, own: int, nodes: int, name: str) -> float:
+        """One algorithm on `nodes` nodes of `own` ranks each."""
         inside = self.switch if name == "switch" and self.switch else self.inside
         world_size, card = own * nodes, self._node_link()
         if name == "ring":  # one ring through all ranks, per rail
             crossing = steps("ring", world_size) * nodes / world_size if nodes > 1 else 0.0
             latency = (steps("ring", world_size) - crossing) * inside.alpha + crossing * card.alpha
             slowest = max(inside.beta, card.beta if nodes > 1 else 0.0)
-            return waits * latency + volume("ring", world_size) * num_bytes * slowest / reaches
+            return _in_chunks(LAUNCH + latency, volume("ring", world_size) * num_bytes * slowest)
         # within a node a chain, or the switch; between nodes two trees
         within = 2 * (own - 1) if name == "tree" else steps("switch", own)
         latency = within * inside.alpha + steps("tree", nodes) * card.alpha
         busiest = max(volume(name, own) * inside.beta, volume("tree", nodes) * card.beta)
-        return waits * latency + num_bytes * busiest / reaches
+        return _in_chunks(LAUNCH + latency, num_bytes * busiest)
 
     def _node_link(self) -> Link:
         return Link(self.rail.alpha, self.rail.beta / self.rails)
@@ -159,6 +156,46 @@ class Network:
                 f"{world_size} ranks do not fill nodes of {self.ranks_per_node}: give a multiple"
             )
         return self.ranks_per_node, world_size // self.ranks_per_node
+
+
+def gpu_node(
+    nvlink: float, card: float, cards: int = 8, hop: float = 5e-6, adds: bool = True
+) -> Network:
+    """A node of eight GPUs behind NVSwitch, from data sheets in bytes per second and direction.
+
+    Args:
+        nvlink: Of one GPU.
+        card: Of one network card.
+        cards: Network cards of the node.
+        hop: Seconds from node to node; 5 µs over InfiniBand (NCCL, src/graph/tuning.cc, `hwLat`).
+        adds: Whether its switch adds (NVLink SHARP): from H100 on.
+
+    A program reaches 0.8 of NVLink, a fifth being protocol (nccl-tests, issue 212), 0.65 of it
+    through a switch that adds (published tables), and 0.95 of a card (nccl-tests, issue 290: 46 to
+    48 of 50 GB/s). A hop over NVLink takes 0.6 µs (`hwLat`), one to a
+    switch that adds 3.4 µs, as the smallest messages of one node of H100 show.
+    """
+    return Network(
+        8,
+        Link(0.6e-6, 1 / (0.8 * nvlink)),
+        Link(hop, 1 / (0.95 * card)),
+        cards,
+        Link(3.4e-6, 1 / (0.65 * nvlink)) if adds else None,
+    )
+
+
+NODES: dict[str, Network] = {
+    "DGX A100": gpu_node(300e9, 25e9, adds=False),
+    "DGX H100": gpu_node(450e9, 50e9),
+    "DGX B200": gpu_node(900e9, 50e9),
+    "p4de": gpu_node(300e9, 12.5e9, 4, hop=73e-6, adds=False),
+    "p5": gpu_node(450e9, 50e9, hop=25e-6),
+    "p6-b200": gpu_node(900e9, 50e9, hop=25e-6),
+}
+"""Nodes by name, from the data sheets of NVIDIA and the instance types of AWS: a DGX A100 has 8
+cards of 200 Gb/s, DGX H100 (and H200) and B200 have 8 of 400 Gb/s, p4de.24xlarge has 4 of 100
+Gb/s, p5.48xlarge and p6-b200.48xlarge have 8 times 400 Gb/s. A hop over EFA takes what the smallest
+message of the published tables shows."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +304,17 @@ def _median(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 2]
 
 
+def _in_chunks(latency: float, transfer: float) -> float:
+    """Seconds of a tensor that goes through all hops in chunks.
+
+    With large chunks the last hop waits long for the first one, with small ones every chunk pays
+    its latency. The best size takes latency + transfer + 2 √(latency · transfer) (Sanders, Speck
+    and Träff, "Two-tree algorithms", 2009). Since NCCL's chunks do not grow with the tensor, what
+    they cost stops growing at `FILL` latencies.
+    """
+    return latency + transfer + min(2 * math.sqrt(latency * transfer), FILL * latency)
+
+
 def _time(num_bytes: float, algorithm: str, world_size: int, link: Link) -> float:
     return (
         steps(algorithm, world_size) * link.alpha
@@ -278,3 +326,9 @@ def _check(algorithm: str, world_size: int) -> None:
     check_counts(world_size=world_size)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+
+
+if __name__ == "__main__":
+    from instruments.predictions import main
+
+    raise SystemExit(main())

@@ -1,0 +1,327 @@
+"""What `instruments.network` predicts beside what others measured: `python -m instruments.network`.
+
+No prediction has seen the measurement that it stands beside:
+
+- an all-reduce is predicted from the other sizes of its table ("predicted"), and from data sheets
+  ("data sheet"): bandwidths of the sheets, times three shares that are the same for all nodes;
+- training is predicted from one GPU's time and a table of the link;
+- a bandwidth of fewer GPUs from that of eight.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+
+import numpy as np
+
+from instruments.cost import Link
+from instruments.measurements import Row, read, sources
+from instruments.network import NODES, Measured, Network, fit, volume
+
+MIB, GIB = 2**20, 2**30
+MEDIAN, WORST, WORST_BELOW, WORST_TRAINING = 0.05, 0.25, 0.5, 0.1
+"""Largest errors that are allowed: the median and the worst of a table from 1 MiB up, the worst
+below, the worst of a training."""
+
+ROUNDED = 0.1
+"""A bandwidth that its source prints in so few digits is no measurement: 10 % up or down."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`what` of `setup` in `table`, predicted and measured in the same unit."""
+
+    table: str
+    setup: str
+    what: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """0 if both are equal, 0.1 if the prediction is 10 % too high."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The all-reduces of one set-up, from a table with a row per size: bytes → seconds."""
+
+    table: str
+    setup: str
+    world_size: int
+    seconds: dict[int, float]
+
+    def fit(self, *left_out: int) -> Measured:
+        sizes = [size for size in self.seconds if size not in left_out]
+        return fit(sizes, [self.seconds[size] for size in sizes], self.world_size)
+
+    def prediction(self, size: int, seconds: float) -> Prediction:
+        return Prediction(self.table, self.setup, _size(size), seconds, self.seconds[size])
+
+
+# All-reduces
+
+
+def curves() -> Iterator[Curve]:
+    """Every set-up whose all-reduces were measured at several sizes."""
+    for table in sources():
+        rows = read(table)
+        if "setup" not in rows[0] or "size_bytes" not in rows[0]:
+            continue
+        for setup, group in groupby(rows, lambda row: row["setup"]):
+            own = list(group)
+            times = {row["size_bytes"]: _seconds(row) for row in own if not _rounded_away(row)}
+            yield Curve(table, setup, own[0]["gpus"], times)
+
+
+def curve_of(setup: str) -> Curve:
+    """The first one of that name."""
+    return next(each for each in curves() if each.setup == setup)
+
+
+def from_other_sizes(curve: Curve) -> dict[int, Prediction]:
+    """Each size from a fit of all others. The first and the last one lie outside of their fit."""
+    return {
+        size: curve.prediction(size, curve.fit(size).all_reduce_seconds(size))
+        for size in curve.seconds
+    }
+
+
+def from_hardware(curve: Curve) -> dict[int, Prediction]:
+    """Each size from the data sheets of `HARDWARE`; nothing for a set-up that is not there."""
+    network = HARDWARE.get(curve.setup)
+    if network is None:
+        return {}
+    return {
+        size: curve.prediction(size, network.all_reduce_seconds(size, curve.world_size))
+        for size in curve.seconds
+    }
+
+
+HARDWARE = {
+    "a100_8gpu": NODES["DGX A100"],
+    "a100_16gpu_efa": NODES["p4de"],
+    "h100_8gpu": NODES["DGX H100"],
+    "h100_16gpu_efa": NODES["p5"],
+    "h200_8gpu": NODES["DGX H100"],
+    "b200_8gpu": NODES["DGX B200"],
+    "b200_16gpu_roce": NODES["DGX B200"],
+    "b200_32gpu": NODES["p6-b200"],
+}
+"""The set-ups whose NVLink and network cards are stated: `sources.toml` and data sheets."""
+
+SHEETS = (
+    ("from 1 GiB up", 30, 31, WORST),
+    ("from 32 MiB to 1 GiB", 25, 30, 1.0),
+    ("from 1 to 32 MiB", 20, 25, 1.0),
+    ("below 1 MiB", 19, 20, 1.0),
+)
+"""Sizes by the power of two that they reach, and the worst error that is allowed there."""
+
+
+def _size(size: int) -> str:
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", 1024)):
+        if size >= factor:
+            return f"{size / factor:g} {unit}"
+    return f"{size} B"
+
+
+def _seconds(row: Row) -> float:
+    """The shorter of out-of-place and in-place, since whatever disturbs can only add time."""
+    times = [row[name] for name in ("time_us", "time_in_place_us") if row.get(name)]
+    if times:
+        return float(min(times)) / 1e6
+    bandwidth = row.get("algbw_gb_per_s")
+    if bandwidth is None:
+        bandwidth = row["busbw_gb_per_s"] / volume("ring", row["gpus"])
+    return float(row["size_bytes"] / bandwidth / 1e9)
+
+
+def _rounded_away(row: Row) -> bool:
+    """Whether only a bandwidth was printed, with two decimals, and these say next to nothing."""
+    if row.get("time_us"):
+        return False
+    bandwidth = row.get("algbw_gb_per_s") or row["busbw_gb_per_s"]
+    return bool(0.005 / bandwidth > ROUNDED)
+
+
+# Other numbers of ranks
+
+
+def switch_that_adds() -> list[Prediction]:
+    """Bus bandwidth (GB/s) of 4 to 7 GPUs of a node at 8 GiB, from what 8 of them reach.
+
+    Once as a ring and once as NCCL chooses, which adds in the switch where that is faster.
+    """
+    table = "allreduce_nvlink_sharp_on_off"
+    rows = [row for row in read(table) if row["size_bytes"] == 8 * GIB]
+    found = []
+    for gpu in sorted({row["gpu"] for row in rows}):
+        own = {(row["gpus"], row["nvlink_sharp"]): row["busbw_gb_per_s"] for row in rows
+               if row["gpu"] == gpu}  # fmt: skip
+        ring = Link(0, 1e-9 / own[8, "off"])
+        adding = Link(0, 1e-9 / own[8, "default"] * volume("ring", 8) / volume("switch", 8))
+        node = Network(8, ring, switch=adding)
+        for (gpus, switch), measured in own.items():
+            if gpus < 8:
+                algorithm = "ring" if switch == "off" else None
+                time = node.all_reduce_seconds(8 * GIB, gpus, algorithm)
+                predicted = 8 * GIB * volume("ring", gpus) / time / 1e9
+                setup = f"{gpu}, switch {switch}"
+                found.append(Prediction(table, setup, f"{gpus} GPUs, GB/s", predicted, measured))
+    return found
+
+
+def two_levels() -> tuple[float, float]:
+    """Seconds by maximum and sum for 4 GiB on 4 nodes of 8 B200, by the bandwidths of data sheets.
+
+    `b200_32gpu` measured it.
+    """
+    node = Network(8, Link(0, 1 / 900e9), Link(0, 1 / 50e9), rails=8)
+    return node.two_level_bounds(4 * GIB, 32)
+
+
+GRADIENTS = {"ResNet-50": 25_557_032, "BERT-Base": 110_111_042, "BERT-Large": 336_232_258}
+"""Parameters: ResNet-50 as in torchvision, `BertForPreTraining` of the sizes in Devlin et al.,
+2019, with the vocabulary of 30,528 that the benchmark's `bert_benchmark.py` rounds to."""
+
+LINKS = {
+    "10GbE with TCP/IP": "rtx2080ti_32gpu_10gbe",
+    "100GbIB with RDMA": "rtx2080ti_32gpu_100gbib",
+}
+
+
+def plain_training() -> list[Prediction]:
+    """Samples per second on several nodes that train without overlap.
+
+    A step is that of one GPU and then an all-reduce of all float32 gradients, which another table
+    measured on the same hosts (`LINKS`). Within a node the link is another one: left out.
+    """
+    table = "data_parallel_10gbe_100gb_32gpu"
+    rows = [row for row in read(table) if row["method"] == "BSP-A2A"]
+    alone = {row["model"]: row["samples_per_s_total"] for row in rows if row["gpus"] == 1}
+    found = []
+    for row in rows:
+        if row["nodes"] == 1 or row["link_between_nodes"] not in LINKS:
+            continue
+        link, batch = curve_of(LINKS[row["link_between_nodes"]]).fit(), row["batch_per_gpu"]
+        message = link.all_reduce_seconds(4 * GRADIENTS[row["model"]], row["gpus"])
+        predicted = row["gpus"] * batch / (batch / alone[row["model"]] + message)
+        setup = f"{row['model']}, {row['link_between_nodes']}"
+        what = f"{row['gpus']} GPUs, samples/s"
+        found.append(Prediction(table, setup, what, predicted, row["samples_per_s_total"]))
+    return found
+
+
+def playbook(known: int = 64) -> list[Prediction]:
+    """Tokens per second and GPU on 8 to 256 GPUs, from those on up to `known`.
+
+    A step is a constant and a latency for each of the N - 1 hops of a ring. The constant holds the
+    bytes too: from 8 ranks on they grow by a seventh at most. The two are fitted, since the source
+    states neither model nor GPUs.
+    """
+    table = "dp_scaling_ultrascale_playbook"
+    rows = read(table)
+    hops = np.array([row["gpus"] - 1 for row in rows])
+    rates = np.array([row["tokens_per_s_per_gpu"] for row in rows])
+    fitted = hops < known
+    slope, start = np.polyfit(hops[fitted], 1 / rates[fitted], 1, w=rates[fitted])
+    return [
+        Prediction(
+            table, f"{row['gpus']} GPUs", "tokens/s per GPU", 1 / (start + slope * hop), rate
+        )
+        for row, hop, rate in zip(rows, hops, rates, strict=True)
+    ]
+
+
+# The report
+
+
+def report() -> tuple[list[str], list[str]]:
+    """All predictions beside what was measured, as lines; and the lines that break a bound."""
+    lines: list[str] = []
+    judged: list[str] = []
+    broken: list[str] = []
+
+    def judge(name: str, predictions: Sequence[Prediction], worst: float, middle: float) -> None:
+        if not predictions:
+            return
+        line = summary(name, predictions)
+        judged.append(line)
+        if not within(predictions, worst, middle):
+            broken.append(line)
+
+    sheets: dict[int, list[Prediction]] = {}
+    for table, group in groupby(curves(), lambda curve: curve.table):
+        large, small = [], []
+        for curve in group:
+            learned, computed = from_other_sizes(curve), from_hardware(curve)
+            lines += ["", *_rows(curve, learned, computed)]
+            large += [each for size, each in learned.items() if size >= MIB]
+            small += [each for size, each in learned.items() if size < MIB]
+            for size, each in computed.items():
+                sheets.setdefault(min(max(size.bit_length() - 1, 19), 30), []).append(each)
+        judge(f"{table}, from 1 MiB up", large, WORST, MEDIAN)
+        judge(f"{table}, below 1 MiB", small, WORST_BELOW, WORST_BELOW)
+    for name, first, last, worst in SHEETS:
+        found = [each for power in range(first, last) for each in sheets.get(power, [])]
+        judge(f"data sheets, {name}", found, worst, worst)
+    for name, predictions, worst in (
+        ("fewer GPUs on one node, with and without a switch that adds", switch_that_adds(), WORST),
+        ("plain training, from one GPU and the link", plain_training(), WORST_TRAINING),
+        ("data parallel decay, from 8 to 64 GPUs", playbook(), 1.0),
+    ):
+        lines += ["", f"{name} ({predictions[0].table})"]
+        lines += [
+            f"{each.setup:<32}{each.what:<20}{each.predicted:>10,.1f}{each.measured:>10,.1f}"
+            f"{each.error:>+8.1%}"
+            for each in predictions
+        ]
+        judge(name, predictions, worst, worst)
+    low, high = (1e3 * time for time in two_levels())
+    measured = 1e3 * curve_of("b200_32gpu").seconds[4 * GIB]
+    lines += [
+        "",
+        f"two levels, 4 nodes of 8 B200, 4 GiB: {low:.1f} to {high:.1f} ms by maximum and sum, "
+        f"measured {measured:.2f} ms",
+    ]
+    return [*lines, "", *judged], broken
+
+
+def within(predictions: Sequence[Prediction], worst: float, middle: float) -> bool:
+    """Whether no error is larger than `worst`, and the median not than `middle`."""
+    errors = [abs(each.error) for each in predictions]
+    return max(errors) <= worst and median(errors) <= middle
+
+
+def summary(name: str, predictions: Sequence[Prediction]) -> str:
+    worst = max(predictions, key=lambda each: abs(each.error))
+    middle = median(abs(each.error) for each in predictions)
+    return (
+        f"{name}: {len(predictions)} predictions, median error {middle:.1%}, "
+        f"worst {worst.error:+.1%} ({worst.setup}, {worst.what})"
+    )
+
+
+def _rows(
+    curve: Curve, learned: dict[int, Prediction], computed: dict[int, Prediction]
+) -> Iterator[str]:
+    yield f"{curve.setup}, {curve.world_size} GPUs ({curve.table}), microseconds"
+    heading = f"{'bytes':>12} {'measured':>10} {'predicted':>10} {'error':>7}"
+    yield heading + (f" {'data sheet':>11} {'error':>7}" if computed else "")
+    for size, each in learned.items():
+        line = f"{size:>12} {each.measured * 1e6:>10.1f} {each.predicted * 1e6:>10.1f}"
+        line += f" {each.error:>+7.1%}"
+        if sheet := computed.get(size):
+            line += f" {sheet.predicted * 1e6:>11.1f} {sheet.error:>+7.1%}"
+        yield line
+
+
+def main() -> int:
+    lines, broken = report()
+    print(__doc__)
+    print("\n".join(lines))
+    print("\nOut of bounds:" if broken else "\nNothing is out of bounds.", *broken, sep="\n")
+    return bool(broken)
