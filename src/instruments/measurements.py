@@ -47,11 +47,7 @@ def unit(column: str, folder: Path = FOLDER) -> str | None:
     Raises:
         ValueError: `sources.toml` does not say what the column holds.
     """
-    names = headings(folder)
-    if column not in names:
-        raise ValueError(f"sources.toml: [columns] does not name {column}")
-    found = re.search(r"\(([^()]+)\)$", names[column])
-    return found[1] if found else None
+    return _unit(column, headings(folder))
 
 
 def read(table: str, folder: Path = FOLDER) -> list[Row]:
@@ -69,7 +65,8 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
         )
     with open(folder / f"{table}.csv", encoding="utf-8", newline="") as file:
         header, *lines = csv.reader(file)
-    units = {column: unit(column, folder) for column in header}
+    names = headings(folder)
+    units = {column: _unit(column, names) for column in header}
     rows = []
     for number, cells in enumerate(lines, start=2):
         if len(cells) != len(header):
@@ -80,6 +77,13 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
             {name: _value(cell, units[name], f"{table}.csv:{number}: {name}") for name, cell in row}
         )
     return rows
+
+
+def _unit(column: str, names: dict[str, str]) -> str | None:
+    if column not in names:
+        raise ValueError(f"sources.toml: [columns] does not name {column}")
+    found = re.search(r"\(([^()]+)\)$", names[column])
+    return found[1] if found else None
 
 
 def _toml(folder: Path) -> dict[str, dict[str, str]]:

@@ -10,6 +10,7 @@ No prediction has seen the measurement that it stands beside:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from statistics import median
 
@@ -64,8 +65,13 @@ class Curve:
 # All-reduces
 
 
-def curves() -> Iterator[Curve]:
+@cache
+def curves() -> tuple[Curve, ...]:
     """Every set-up whose all-reduces were measured at several sizes."""
+    return tuple(_curves())
+
+
+def _curves() -> Iterator[Curve]:
     for table in sources():
         rows = read(table)
         if "setup" not in rows[0] or "size_bytes" not in rows[0]:
