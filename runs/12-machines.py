@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -145,24 +146,29 @@ show(outputs)
 # ## A rank dies, and training goes on
 #
 # The machines meet by a rendezvous, so neither has a fixed number. After step 13 rank 1 is killed,
-# once. Every fifth step is saved.
+# once. Every fifth step is saved. A launcher names one failure: that of rank 0, which follows, if
+# it was too busy to look in between. Then the run tries again.
 
 # %% name="accident"
 EVERY = 5
 disturbed = folder / "disturbed"
 program = [str(here / "accident.py"), *options, "--checkpoint", str(disturbed)]
 program += ["--checkpoint-every", str(EVERY), "--resume", "auto"]
-disturbed.mkdir()
-meeting = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
-meeting += ["--rdzv_id=mrpc", "--max_restarts=3"]
-outputs = launch(
-    [*meeting, *program],
-    [*meeting, *program],
-    env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-)
-both = "\n".join(outputs)
-assert "exitcode: -9" in both
-assert "resumed after step 10" in both
+for _ in range(5):
+    shutil.rmtree(disturbed, ignore_errors=True)
+    disturbed.mkdir()
+    meeting = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    meeting += ["--rdzv_id=mrpc", "--max_restarts=3"]
+    outputs = launch(
+        [*meeting, *program],
+        [*meeting, *program],
+        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    both = "\n".join(outputs)
+    assert "resumed after step 10" in both
+    if killed := "exitcode: -9" in both:
+        break
+assert killed, "no launcher has seen the signal"
 show(outputs)
 
 # %% name="accident-loss"

@@ -87,7 +87,7 @@ table(
     ["rank", "pairs", "padded tokens", "in the smallest batch", "in the largest"],
 )
 assert len(set(map(len, orders))) == 1
-assert max(ratios) > 1.2
+assert max(ratios) > 1, "in some step a rank has more to do"
 record(
     batch=BATCH,
     steps=len(ratios),
