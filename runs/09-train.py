@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
-import miniddp.train
+import miniddp.training_step
 from book import data_dir, figure, provenance, record, table
 from instruments.clock import SyncClock, clock
 from miniddp import SimpleDDP
@@ -285,7 +285,7 @@ def train_quietly(rank: int, options: Options, dies_at: int | None = None) -> Re
                 os._exit(9)
             return train_step(*arguments, **options)
 
-        miniddp.train.train_step = die
+        miniddp.training_step.train_step = die
     return train(options)
 
 

@@ -7,13 +7,15 @@ into steps.txt in the checkpoint's folder.
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import miniddp.train as training
+from miniddp import training_step
 from miniddp.job import run
+from miniddp.train import main
 from miniddp.training_step import train_step
 
 ACCIDENT_STEP = 13
@@ -31,10 +33,12 @@ def step_with_accident(
             file.write(f"{number} {loss.item()!r}\n")
     happened = folder / "accident"
     if rank == 1 and number == ACCIDENT_STEP and not happened.exists():
+        while (folder / "steps.txt").read_text().count("\n") < number:
+            time.sleep(0.01)  # the others may still be in this step
         happened.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return loss
 
 
-training.train_step = step_with_accident
-run(training.main)
+training_step.train_step = step_with_accident
+run(main)

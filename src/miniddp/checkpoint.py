@@ -1,20 +1,20 @@
 """Checkpoints: saved whole or not at all, continued bit for bit.
 
     path = latest("checkpoints")
-    step = load(path, shared, local)[0] if path else 0
+    step = load(path, {"model": model, "sampler": sampler}) if path else 0
     ...
-    save("checkpoints", step, {"model": model}, {"sampler": sampler})
+    save("checkpoints", step, {"model": model, "sampler": sampler})
 
-What is alike on every rank is `shared`, and rank 0's is saved. What differs is
-`local`: every rank's is saved, and its random state. One file holds it all, so
-that there is never a part of a checkpoint: tensors as safetensors, the rest as
-JSON in the header, beside a SHA-256 of the file. Reading it executes nothing.
-All ranks call these functions, and an error of one is raised on all.
+Rank 0 saves what is alike on every rank, and every rank's random state, in one
+file: tensors as safetensors, the rest as JSON in the header, beside a SHA-256.
+All ranks call these functions, and an error of one is raised on all. On a GPU,
+"bit for bit" needs `torch.use_deterministic_algorithms(True)`.
 """
 
+import functools
+import itertools
 import logging
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,132 +22,116 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
+from miniddp.job import succeed_together
 from miniddp.process import check_group
-from miniddp.state_file import CheckpointError, on_cpu, read_state, write_state
-from miniddp.together import Group, first_rank, from_rank_0, succeed_together
+from miniddp.state_file import CheckpointError, read_state, write_state
 
 logger = logging.getLogger(__name__)
-EMPTY: Mapping[str, Any] = {}
 
 
 def save(
     folder: str | Path,
     step: int,
-    shared: Mapping[str, Any],
-    local: Mapping[str, Any] = EMPTY,
-    extra: Any = None,
+    objects: Mapping[str, Any],
     keep: int | None = None,
-    process_group: Group = None,
 ) -> Path:
     """Write `folder/step-<step>.safetensors`; leave `keep` of those up to it.
 
-    `shared` and `local` map names to objects with a `state_dict()`, or to
-    states. Pass the module, not its wrapper; as `local` if its buffers differ
-    from rank to rank. `extra` is plain data, such as the options.
+    `objects` maps names to objects with a `state_dict()`, or to states. Pass
+    the module, not its wrapper.
 
     Raises `CheckpointError` if that fails, such as on a full disk: those that
     were there before are then whole.
     """
-    check_group(process_group)
+    check_group()
     if step < 0 or (keep is not None and keep < 1):
         raise ValueError(f"step must be >= 0 and keep >= 1: {step}, {keep}")
     path = Path(folder) / f"step-{step:08d}.safetensors"
-    where = f"cannot save step {step} in {folder}: "
-    mine = succeed_together(
-        lambda: on_cpu([_states(local), random_state()]),
-        *(CheckpointError, process_group, where),
-    )
-    first = dist.get_rank(process_group) == 0
-    ranks = [None] * dist.get_world_size(process_group) if first else None
-    dist.gather_object(mine, ranks, first_rank(process_group), process_group)
+    ranks = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(random_state(), ranks)
 
-    def write() -> Path:
+    def write() -> None:
+        if dist.get_rank() != 0:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         for unfinished in path.parent.glob("step-*.unfinished"):
             unfinished.unlink()  # of a process that was killed
-        state = {"step": step, "shared": _states(shared), "ranks": ranks}
-        write_state(path, {**state, "extra": extra})
+        shared = {
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in objects.items()
+        }
+        state = {"step": step, "shared": shared, "random_states": ranks}
+        write_state(path, state)
         if keep is not None:
             _remove_old(path, keep)
-        return path
 
-    return from_rank_0(write, CheckpointError, process_group, where)
+    where = f"cannot save step {step} in {folder}: "
+    succeed_together(write, CheckpointError, where)
+    return path
 
 
-def load(
-    path: str | Path,
-    shared: Mapping[str, Any],
-    local: Mapping[str, Any] = EMPTY,
-    process_group: Group = None,
-) -> tuple[int, Any]:
-    """Restore the objects from rank 0's `path`; returns step and `extra`.
+def load(path: str | Path, objects: Mapping[str, Any]) -> int:
+    """Restore the objects from a file, in order; returns the step.
 
     Every rank's random state is restored too. Give a `DataLoader` a `generator`
     of its own: else a resume within an epoch draws one random number more.
 
     Raises `CheckpointError` for a file that is missing, foreign, damaged, not
-    the same on all ranks or of another number of ranks or kind of device; and
-    for a state that does not fit: of a module, before anything is changed.
+    the same on all ranks, of another number of ranks or kind of device, and for
+    a state that does not fit.
     """
-    check_group(process_group)
-    rank = dist.get_rank(process_group)
-    world_size = dist.get_world_size(process_group)
-    path = from_rank_0(lambda: Path(path), CheckpointError, process_group)
-    state, digest = succeed_together(
-        lambda: read_state(path), CheckpointError, process_group
-    )
-    digests = [""] * world_size
-    dist.all_gather_object(digests, digest, group=process_group)
+    check_group()
+    read = functools.partial(read_state, Path(path))
+    state, digest = succeed_together(read, CheckpointError)
+    digests = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
 
     def restore() -> None:
         if len(set(digests)) > 1:
             raise ValueError("it is not the same file on every rank")
-        if not isinstance(state, dict) or "ranks" not in state:
+        if not isinstance(state, dict) or "random_states" not in state:
             raise ValueError("it is no checkpoint of a training")
-        if len(state["ranks"]) != world_size:
-            before = len(state["ranks"])
+        if (before := len(state["random_states"])) != len(digests):
             raise ValueError(
-                f"saved on {before} ranks, now there are {world_size}: the "
+                f"saved on {before} ranks, now there are {len(digests)}: the "
                 f"random states and places in the data are those of {before}"
             )
-        own, numbers = state["ranks"][rank]
+        numbers = state["random_states"][dist.get_rank()]
         if (numbers[-1] is None) == torch.cuda.is_available():
             raise ValueError("its random states are not of a device like this")
-        objects, states = {**shared, **local}, {**state["shared"], **own}
-        _check_fits(objects, states)
+        if missing := objects.keys() - state["shared"].keys():
+            raise ValueError(f"no {min(missing)!r} in it")
         for name, target in objects.items():
-            target.load_state_dict(states[name])
+            target.load_state_dict(state["shared"][name])
         set_random_state(numbers)
 
-    where = f"cannot load {path}: "
-    succeed_together(restore, CheckpointError, process_group, where)
-    return state["step"], state["extra"]
+    succeed_together(restore, CheckpointError, f"cannot load {path}: ")
+    return int(state["step"])
 
 
-def latest(folder: str | Path, process_group: Group = None) -> Path | None:
-    """Rank 0's newest checkpoint that is whole; None if there is none at all.
+def latest(folder: str | Path) -> Path | None:
+    """The newest checkpoint that every rank can read; None if no rank has any.
 
-    A damaged one is named in a warning and the one before it is taken. Only
-    damaged ones are a `CheckpointError`: else training would begin anew.
+    One that a rank cannot read is named in a warning, and the one before it is
+    taken. `CheckpointError` if none is left: else training would begin anew.
     """
-    check_group(process_group)
-
-    def newest() -> Path | None:
-        damage = None
-        for path in reversed(_checkpoints(Path(folder))):
-            try:
-                read_state(path)
-                return path
-            except CheckpointError as error:
-                logger.warning("skipped a checkpoint: %s", error)
-                damage = damage or error
-        if damage:
-            raise CheckpointError(f"no whole checkpoint in {folder}: {damage}")
-        return None
-
-    return from_rank_0(newest, CheckpointError, process_group)
+    check_group()
+    found = [_checkpoints(Path(folder))] * dist.get_world_size()
+    dist.all_gather_object(found, found[0])
+    problem = None
+    for path in sorted({*itertools.chain(*found)}, key=_step, reverse=True):
+        try:
+            read = functools.partial(read_state, path)
+            succeed_together(read, CheckpointError)
+            return path
+        except CheckpointError as error:
+            logger.warning("skipped a checkpoint: %s", error)
+            problem = problem or error
+    if problem:
+        what = f"no checkpoint in {folder} that every rank can read"
+        raise CheckpointError(f"{what}: {problem}")
+    return None
 
 
 def random_state() -> tuple[Any, ...]:
@@ -168,41 +152,20 @@ def set_random_state(state: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state(gpu)
 
 
-def _states(objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.state_dict() if hasattr(value, "state_dict") else value
-        for name, value in objects.items()
-    }
-
-
-def _check_fits(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Name a state that is missing, or a module's tensor that differs."""
-    if missing := objects.keys() - states.keys():
-        raise ValueError(f"no {min(missing)!r} in it, only {sorted(states)}")
-    for name, target in objects.items():
-        if isinstance(target, nn.Module):
-            here, saved = _shapes(target.state_dict()), _shapes(states[name])
-            if different := here.items() ^ saved.items():
-                key = min(different)[0]
-                shapes = f"{saved.get(key)} in it, {here.get(key)} here"
-                raise ValueError(f"{key!r} of {name!r} has shape {shapes}")
-
-
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(getattr(v, "shape", ())) for key, v in state.items()}
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints, the oldest first."""
     found = folder.glob("step-*.safetensors")
-    named = [path for path in found if re.fullmatch(r"step-\d{8,}", path.stem)]
-    return sorted(named, key=lambda path: (len(path.name), path.name))
+    return sorted((p for p in found if p.stem[5:].isdecimal()), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _remove_old(newest: Path, keep: int) -> None:
     """Leave `keep` of the checkpoints up to `newest`."""
-    steps = _checkpoints(newest.parent)
-    for path in steps[: max(0, steps.index(newest) + 1 - keep)]:
+    files = _checkpoints(newest.parent)
+    for path in files[: max(0, files.index(newest) + 1 - keep)]:
         try:
             path.unlink()
         except OSError as error:

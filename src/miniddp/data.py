@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from miniddp.hub import from_hub
-from miniddp.model import load_tokenizer
+from miniddp.job import succeed_together
+from miniddp.model import from_hub, load_tokenizer
 from miniddp.options import Options
 from miniddp.process import device, get
 from miniddp.sampler import DistributedSampler
-from miniddp.together import succeed_together
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -48,31 +47,16 @@ def load_mrpc(
     of which there are 4076 to train and 1725 to test: the hub's validation
     rows are put back among the training rows.
 
-    Raises `DataError` for a file that is missing or malformed, `ValueError`
-    for another split.
+    Raises `DataError` for a file that is missing or malformed.
     """
-    if split not in FILES:
-        names = ", ".join(FILES)
-        raise ValueError(f"split must be one of {names}, got {split!r}")
     if data_dir is not None:
-        path = find_file(Path(data_dir), split)
+        path = Path(data_dir) / FILES[split]
         return to_dataset(read_pairs(path), f"{split} data from {path}")
     data = from_hub(f"MRPC ({DATASET_ID})", lambda: load_from_hub(split))
     if data is not None:
         logger.info("%s data from the hub: %d pairs", split, len(data))
         return data
     return to_dataset(read_sample(split), f"{split} data from miniddp's sample")
-
-
-def find_file(data_dir: Path, split: str) -> Path:
-    path = data_dir / FILES[split]
-    if path.is_file():
-        return path
-    problem = "not found in this folder"
-    if not data_dir.is_dir():
-        problem = "there is no such folder"
-    wanted = " and ".join(FILES.values())
-    raise DataError(f"{data_dir}: {problem}; looked for {wanted}")
 
 
 def read_pairs(path: Path) -> list[dict[str, Any]]:

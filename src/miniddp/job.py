@@ -1,4 +1,8 @@
-"""A job of many ranks as one command: one log, one error, one exit code."""
+"""A job of many ranks as one command: one log, one error, one exit code.
+
+A rank that fails alone leaves, and the others wait for it in vain. So work
+that may fail goes through `succeed_together`.
+"""
 
 import json
 import logging
@@ -9,11 +13,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from miniddp.process import destroy_process_group, get, init_process_group
+from miniddp.process import destroy_process_group, init_process_group
+
+T = TypeVar("T")
+Error = type[Exception]
 
 
 def start() -> None:
@@ -30,6 +37,28 @@ def start() -> None:
         init_process_group(store=store, rank=0, world_size=1)
 
 
+def succeed_together(work: Callable[[], T], kind: Error, where: str = "") -> T:
+    """This rank's `work()`; if it raises on any rank, a `kind` on all.
+
+    The message is one line: `where`, the lowest rank that failed unless all
+    did alike, and its error.
+    """
+    value, problem, line = None, None, ""
+    try:
+        value = work()
+    except Exception as error:
+        text = error.strerror if isinstance(error, OSError) else None
+        words = (text or str(error)).split() or [type(error).__name__]
+        problem, line = error, " ".join(words)
+    lines = [""] * dist.get_world_size()
+    dist.all_gather_object(lines, line)
+    for rank, line in enumerate(lines):
+        if line:
+            who = "" if set(lines) == {line} else f"rank {rank}: "
+            raise kind(where + who + line) from problem
+    return value  # type: ignore[return-value]
+
+
 def say_once(line: str) -> None:
     """Show an error that every rank has, as the last line of the job.
 
@@ -37,17 +66,16 @@ def say_once(line: str) -> None:
     first, and stops the others: so the others leave after rank 0.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if get("rank") != 0:
+    if dist.get_rank() != 0:
         dist.barrier()
         time.sleep(1)
         return
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file is None:
-        print(line, file=sys.stderr)
-    else:
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         about = {"py_callstack": line, "timestamp": int(time.time())}
         message = {"message": line, "extraInfo": about}
         Path(file).write_text(json.dumps({"message": message}))
+    else:
+        print(line, file=sys.stderr)
     dist.barrier()
 
 

@@ -1,18 +1,20 @@
 """SmolLM2 as a classifier of sentence pairs, and smaller models of its kind."""
 
+import functools
 import logging
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import urllib.request
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-
-from miniddp.hub import from_hub
 
 MODEL_ID = "HuggingFaceTB/SmolLM2-360M-Instruct"
 MODEL_REVISION = "a10cc1512eabd3dde888204e902eca88bddb4951"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_TOKEN = "<|im_end|>"
+TIMEOUT_SECONDS = 5.0
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Size(NamedTuple):
@@ -40,9 +42,7 @@ def load_model(size: str = "360m", pretrained: bool = True) -> Any:
 
     "360m" is pretrained if the hub gives it; else the weights are random. A log
     line says which. The head is always new: seed torch alike on every rank.
-    Raises `ValueError` for a size that does not exist.
     """
-    check_size(size)
     if pretrained and size == "360m":
         model = from_hub(f"weights of {MODEL_ID}", load_pretrained)
         if model is not None:
@@ -84,12 +84,19 @@ def load_tokenizer(
     """SmolLM2's where the model has its vocabulary and the hub gives it.
 
     Else one trained here on `sentences`; a log line says which. Both pad on the
-    right, with the same token. Raises `ValueError` for another size.
+    right, with the same token.
     """
-    check_size(size)
+
+    def load() -> Any:
+        from transformers import AutoTokenizer
+
+        padding = {"pad_token": PAD_TOKEN, "padding_side": "right"}
+        known: Any = {"revision": MODEL_REVISION, **padding}
+        return AutoTokenizer.from_pretrained(MODEL_ID, **known)
+
     vocab_size = SIZES[size].vocab_size
     if pretrained and vocab_size == SIZES["360m"].vocab_size:
-        found = from_hub(f"tokenizer of {MODEL_ID}", load_pretrained_tokenizer)
+        found = from_hub(f"tokenizer of {MODEL_ID}", load)
         if found is not None:
             logger.info("tokenizer of %s: %d tokens", MODEL_ID, len(found))
             return found
@@ -97,15 +104,6 @@ def load_tokenizer(
     where = "tokenizer trained on the training sentences"
     logger.info("%s: %d tokens", where, len(tokenizer))
     return tokenizer
-
-
-def load_pretrained_tokenizer() -> Any:
-    """SmolLM2's tokenizer from the hub."""
-    from transformers import AutoTokenizer
-
-    padding = {"pad_token": PAD_TOKEN, "padding_side": "right"}
-    pinned = MODEL_REVISION
-    return AutoTokenizer.from_pretrained(MODEL_ID, revision=pinned, **padding)
 
 
 def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
@@ -135,7 +133,33 @@ def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
     return Fast(**options)  # type: ignore[no-untyped-call]
 
 
-def check_size(size: str) -> None:
-    if size not in SIZES:
-        known = ", ".join(SIZES)
-        raise ValueError(f"model size must be one of {known}, got {size!r}")
+def from_hub(what: str, load: Callable[[], T]) -> T | None:
+    """`load()`, or None and a warning when the hub cannot give `what`.
+
+    It must answer within 5 seconds: its own client would try for minutes. With
+    `HF_HUB_OFFLINE` only the cache is looked at.
+    """
+    problem = hub_problem()
+    if problem is None:
+        try:
+            return load()
+        except OSError as error:
+            problem = str(error)
+    short = " ".join(problem.split())[:200]
+    logger.warning("no %s from the hub: %s", what, short)
+    return None
+
+
+@functools.cache
+def hub_problem() -> str | None:
+    """Why the hub cannot be asked; None if it can, or its cache is used."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
+    except OSError as error:
+        return f"{constants.ENDPOINT} does not answer ({error})"
+    return None

@@ -1,10 +1,10 @@
 """What can be chosen about a training, in Python and on the command line."""
 
 import argparse
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,7 +46,6 @@ class Options:
     checkpoint_every: int | None = None
     resume: str | None = None
     profile: str | None = None
-    tensorboard: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -79,9 +78,7 @@ def flag(name: str) -> str:
 
 def check_outputs(options: Options) -> None:
     """Raise `OptionsError` if this rank cannot write what they ask for."""
-    if options.tensorboard and find_spec("tensorboard") is None:
-        raise OptionsError("--tensorboard needs: pip install tensorboard")
-    for name in ("checkpoint", "profile", "tensorboard"):
+    for name in ("checkpoint", "profile"):
         folder = getattr(options, name)
         try:
             if folder is not None:
@@ -93,10 +90,14 @@ def check_outputs(options: Options) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises its errors, so that all ranks can agree about them."""
+    """Raises its errors, for all ranks to hear of; rank 0 alone gives help."""
 
     def error(self, message: str) -> NoReturn:
         raise OptionsError(message)
+
+    def print_help(self, file: Any = None) -> None:
+        if int(os.environ.get("RANK", 0)) == 0:
+            super().print_help(file)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -125,7 +126,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--seed", type=int, help="of the weights and the order of the pairs")
     add("--checkpoint", help="folder for checkpoints: the last two are kept")
     add("--checkpoint-every", type=int, help="steps between checkpoints")
-    add("--resume", help="file or folder, or auto: newest of --checkpoint")
+    add("--resume", help="a file, or auto: the newest of --checkpoint")
     add("--profile", help="folder for a trace of steps 8 to 12")
-    add("--tensorboard", help="folder for TensorBoard's curves")
     return Options(**vars(parser.parse_args(arguments)))

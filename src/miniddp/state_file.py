@@ -1,9 +1,11 @@
 """A state of tensors and plain values in one file, whole or not there at all.
 
-The format is that of safetensors. Its header has room for a text: the SHA-256
-of the file, with zeros in the place of itself, and what is no tensor, as JSON.
+The format is that of safetensors. Its header has room for a text: a SHA-256 of
+all that is saved, and what is no tensor, as JSON. Reading executes nothing.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -12,10 +14,9 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import Tensor, is_complex
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-NO_DIGEST = b"0" * 64
 DAMAGE = (LookupError, RuntimeError, TypeError, ValueError, SafetensorError)
 
 
@@ -26,96 +27,93 @@ class CheckpointError(ValueError):
 def write_state(path: Path, state: Any) -> None:
     """Write so that `path` is the new file or, if anything fails, as before.
 
-    A state is a tensor, None, bool, int, float, str, or a list, tuple or
+    A state is a dense tensor, None, bool, int, float, str, or a list, tuple or
     dictionary of states. Raises `CheckpointError` for anything else, `OSError`
-    if writing fails.
+    or `SafetensorError` if writing fails.
     """
     tensors: dict[str, Tensor] = {}
-    structure = json.dumps(_encode(state, "state", tensors))
-    header = {"state": NO_DIGEST.decode() + structure}
-    data = safetensors.torch.save(tensors, header)
-    digest = hashlib.sha256(data).hexdigest().encode()
+    structure = json.dumps(_pack(state, "state", tensors))
+    header = {"state": _digest(structure, tensors) + structure}
     unfinished = path.with_name(path.name + ".unfinished")
     try:
-        with unfinished.open("wb") as file:
-            file.write(data.replace(NO_DIGEST, digest, 1))
-            file.flush()
-            os.fsync(file.fileno())
+        safetensors.torch.save_file(tensors, unfinished, header)
+        _force_to_disk(unfinished)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    names = os.open(path.parent, os.O_RDONLY)  # the new name, to the disk too
-    os.fsync(names)
-    os.close(names)
+    with contextlib.suppress(OSError):  # not every file system does that
+        _force_to_disk(path.parent)
 
 
 def read_state(path: Path) -> tuple[Any, str]:
-    """The state in a file, on the CPU, and the file's digest.
+    """The state in a file, on the CPU, and its SHA-256.
 
     Raises `CheckpointError` if it is missing, foreign or damaged in any byte.
     """
     try:
-        data = path.read_bytes()
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        text = header["__metadata__"]["state"]
+        path.open("rb").close()  # says why not, as safetensors does not
+        with safe_open(path, "pt") as file:
+            names, text = file.keys(), file.metadata()["state"]
+            tensors = {name: file.get_tensor(name).clone() for name in names}
         digest, structure = text[:64], text[64:]
-        blank = data.replace(digest.encode(), NO_DIGEST, 1)
-        if hashlib.sha256(blank).hexdigest() == digest:
-            tensors = safetensors.torch.load(data)
-            return _decode(json.loads(structure), tensors), digest
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is another")
-    except CheckpointError:
-        raise
+        if digest != _digest(structure, tensors):
+            raise ValueError("its SHA-256 is another")
+        build = functools.partial(_unpack, tensors)
+        return json.loads(structure, object_hook=build), digest
     except OSError as error:
         reason = f"cannot read {path}: {error.strerror}"
         raise CheckpointError(reason) from error
     except DAMAGE as error:
-        raise CheckpointError(f"{path} is no checkpoint, or cut") from error
+        reason = f"{path} is damaged or no checkpoint: {str(error)[:200]}"
+        raise CheckpointError(reason) from error
 
 
-def on_cpu(state: Any) -> Any:
-    """A copy to send: a GPU's tensors would be rebuilt on that GPU."""
-    tensors: dict[str, Tensor] = {}
-    return _decode(_encode(state, "state", tensors), tensors)
+def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
+    sha = hashlib.sha256(structure.encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
-def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON for a value. Copies of its tensors go into `tensors`, by name."""
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case list():
+        case list() | tuple():
             numbered = enumerate(value)
-            return [_encode(v, f"{name}.{i}", tensors) for i, v in numbered]
-        case tuple():
-            return {"tuple": _encode(list(value), name, tensors)}
+            parts = [_pack(v, f"{name}.{i}", tensors) for i, v in numbered]
+            return parts if isinstance(value, list) else {"tuple": parts}
         case dict():
-            keys = _encode(list(value), f"{name}, keys", tensors)
+            keys = _pack(list(value), f"{name}, keys", tensors)
             items = value.items()
-            parts = [_encode(v, f"{name}.{k}", tensors) for k, v in items]
-            return {"keys": keys, "values": parts}
-        case Tensor(layout=torch.strided, is_meta=False) if not is_complex(
-            value
-        ):
+            parts = [_pack(v, f"{name}.{k}", tensors) for k, v in items]
+            return {"dict": list(zip(keys, parts, strict=True))}
+        case Tensor(layout=torch.strided):
             while name in tensors:
                 name += "'"
             tensors[name] = value.detach().to("cpu", copy=True).contiguous()
             return {"tensor": name}
-    kind = type(value).__name__
-    if isinstance(value, Tensor):
-        kind += f" of {value.layout}, {value.dtype}, on {value.device}"
-    raise CheckpointError(f"{name} cannot be saved: it is a {kind}")
+    what = f"a {type(value).__name__}, not a dense tensor or plain value"
+    raise CheckpointError(f"{name} cannot be saved: it is {what}")
 
 
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    match value:
-        case list():
-            return [_decode(part, tensors) for part in value]
-        case {"tuple": parts}:
-            return tuple(_decode(parts, tensors))
-        case {"keys": keys, "values": parts}:
-            pairs = zip(_decode(keys, tensors), parts, strict=True)
-            return {key: _decode(part, tensors) for key, part in pairs}
+def _unpack(tensors: dict[str, Tensor], part: dict[str, Any]) -> Any:
+    """What a JSON object stands for, when its parts have been unpacked."""
+    match part:
         case {"tensor": name}:
             return tensors[name]
-    return value
+        case {"tuple": parts}:
+            return tuple(parts)
+        case {"dict": items}:
+            return dict(items)
+    raise ValueError("an unknown kind of value")

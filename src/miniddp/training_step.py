@@ -76,7 +76,7 @@ def accumulate(
     return loss.detach()
 
 
-def settle(model: Any, optimizer: Optimizer, batch: Batch) -> None:
+def rebuild_buckets(model: Any, optimizer: Optimizer, batch: Batch) -> None:
     """Let a DDP arrange its buckets for good, before a checkpoint is loaded.
 
     It does so after its first backward. Where a gradient lies in its bucket

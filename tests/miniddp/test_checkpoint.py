@@ -1,4 +1,3 @@
-import copy
 import errno
 import itertools
 import json
@@ -9,6 +8,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +27,7 @@ from miniddp import DistributedSampler, SimpleDDP, checkpoint
 from miniddp.checkpoint import random_state
 from miniddp.launch import RanksFailed
 from miniddp.process import destroy_process_group, device, init_process_group, set_seed
-from miniddp.state_file import NO_DIGEST, CheckpointError, read_state, write_state
+from miniddp.state_file import CheckpointError, read_state, write_state
 
 from .ranks import run
 
@@ -146,15 +146,6 @@ def test_tied_tensors_are_read_into_memory_of_their_own(tmp_path):
         ({"a": [1, {2}]}, r"state\.a\.1 cannot be saved: it is a set"),
         ({"a": np.int64(3)}, r"state\.a cannot be saved: it is a int64"),
         ({"f": len}, r"state\.f cannot be saved: it is a builtin_function_or_method"),
-        ({"t": torch.ones(2).to_sparse()}, r"state\.t cannot be saved: it is a Tensor of .*sparse"),
-        (
-            {"t": torch.ones(2, device="meta")},
-            r"state\.t cannot be saved: it is a Tensor of .*meta",
-        ),
-        (
-            {"t": torch.ones(2, dtype=torch.complex64)},
-            r"state\.t cannot be saved: it is a Tensor of .*complex64",
-        ),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path, state, message):
@@ -195,19 +186,18 @@ def test_any_missing_or_added_end_is_detected(tmp_path, whole):
 def test_random_bytes_are_no_checkpoint(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "random"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         read_state(path)
 
 
 def forged(header: object, data: bytes = b"") -> bytes:
-    """A file with this header, and with the right digest where there is a place for one."""
     text = json.dumps(header).encode()
-    whole = len(text).to_bytes(8, "little") + text + data
-    return whole.replace(NO_DIGEST, sha256(whole).hexdigest().encode(), 1)
+    return len(text).to_bytes(8, "little") + text + data
 
 
 def about(structure: str) -> dict[str, object]:
-    return {"__metadata__": {"state": NO_DIGEST.decode() + structure}}
+    """A header whose digest is right where there is no tensor."""
+    return {"__metadata__": {"state": sha256(structure.encode()).hexdigest() + structure}}
 
 
 def of_tensor(dtype: str, shape: list[object], end: int) -> dict[str, object]:
@@ -217,19 +207,21 @@ def of_tensor(dtype: str, shape: list[object], end: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps({"a": 1}), "is no checkpoint"),
-        (safetensors.torch.save({"a": torch.ones(2)}), "is no checkpoint"),
-        (forged([]), "is no checkpoint"),
-        (forged({"__metadata__": 3}), "is no checkpoint"),
-        (forged({"__metadata__": {"state": "null"}}), "is no checkpoint|is damaged"),
-        (forged(about("[")), "is no checkpoint"),
-        (forged(about('{"tensor": "a"}')), "is no checkpoint"),
-        (forged(about("[" * 100_000)), "is no checkpoint"),
-        (forged(of_tensor("F32", [-1, -1], 4), b"1234"), "is no checkpoint"),
-        (forged(of_tensor("F32", [1.0], 4), b"1234"), "is no checkpoint"),
-        (forged(of_tensor("F32", [10**15], 4 * 10**15), b"1234"), "is no checkpoint"),
-        (forged(of_tensor("F32", [1], 4), b"12345"), "is no checkpoint"),
-        (b'{"json": 1}' + b" " * 90, "is no checkpoint"),
+        (pickle.dumps({"a": 1}), "no checkpoint"),
+        (safetensors.torch.save({"a": torch.ones(2)}), "no checkpoint"),
+        (forged([]), "no checkpoint"),
+        (forged({"__metadata__": 3}), "no checkpoint"),
+        (forged({"__metadata__": {"state": "null"}}), "no checkpoint"),
+        (forged(about("[")), "no checkpoint"),
+        (forged(about('{"tensor": "a"}')), "no checkpoint"),
+        (forged(about('{"code": "a"}')), "an unknown kind of value"),
+        (forged(about('{"dict": [[{"dict": []}, 1]]}')), "unhashable"),
+        (forged(about("[" * 100_000)), "no checkpoint"),
+        (forged(of_tensor("F32", [-1, -1], 4), b"1234"), "no checkpoint"),
+        (forged(of_tensor("F32", [1.0], 4), b"1234"), "no checkpoint"),
+        (forged(of_tensor("F32", [10**15], 4 * 10**15), b"1234"), "no checkpoint"),
+        (forged(of_tensor("F32", [1], 4), b"12345"), "no checkpoint"),
+        (b'{"json": 1}' + b" " * 90, "no checkpoint"),
     ],
 )
 def test_a_foreign_file_is_named(tmp_path, content, message):
@@ -271,19 +263,43 @@ def test_file_and_folder_are_forced_to_the_disk_around_the_renaming(tmp_path, mo
     assert events == [f"{tmp_path}/a.unfinished", "rename", str(tmp_path)]
 
 
+def test_a_folder_that_cannot_be_forced_to_the_disk_is_no_failure_and_leaves_nothing_open(
+    tmp_path, monkeypatch
+):
+    def of_files_only(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    before = os.listdir("/proc/self/fd")
+    write_state(tmp_path / "a", "new")
+    assert read_state(tmp_path / "a")[0] == "new"
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_reading_holds_one_copy_in_memory(tmp_path):
+    """Where the file may take 2.5 times its size of address space, a map of it included."""
+    size = 64 * 2**20
+    write_state(tmp_path / "a", torch.zeros(size // 4))
+
+    def read(rank):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + int(2.5 * size)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return read_state(tmp_path / "a")[0].nbytes
+
+    assert run(read, 1, default_device=False) == [size]
+
+
 # Training that goes on
 
 
 class Training:
-    """A small training with everything that has a state: dropout, momentum, schedule, shuffle.
+    """A small training with everything that has a state: dropout, momentum, schedule, shuffle."""
 
-    With BatchNorm the model is `local`: its statistics are of each rank's own samples.
-    """
-
-    def __init__(self, rank: int, batch_norm: bool = False) -> None:
+    def __init__(self, rank: int) -> None:
         set_seed(0)
-        norm = nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8)
-        layers = nn.Linear(6, 8), norm, nn.Dropout(0.5), nn.Linear(8, 1)
+        layers = nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 1)
         self.model = SimpleDDP(nn.Sequential(*layers).to(device()))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=40)
@@ -291,10 +307,8 @@ class Training:
         self.sampler = DistributedSampler(dataset, seed=3)
         order = torch.Generator().manual_seed(7)
         self.loader = DataLoader(dataset, BATCH, sampler=self.sampler, generator=order)
-        self.model_state = {"model": self.model.module}
-        self.shared = {"optimizer": self.optimizer, "scheduler": self.scheduler}
-        self.local = {"sampler": self.sampler}
-        (self.local if batch_norm else self.shared).update(self.model_state)
+        self.objects = {"model": self.model.module, "optimizer": self.optimizer}
+        self.objects |= {"scheduler": self.scheduler, "sampler": self.sampler}
         self.step = 0
         self.noise: list[tuple[float, float]] = []
         set_seed(0, rank_offset=1 + rank)
@@ -324,33 +338,37 @@ class Training:
         self.step += 1
 
     def save(self, folder: Path) -> Path:
-        local = {**self.local, "sampler": self.place}
-        return checkpoint.save(folder, self.step, self.shared, local, extra={"note": (1, None)})
+        return checkpoint.save(folder, self.step, {**self.objects, "sampler": self.place})
 
-    def load(self, path: Path) -> tuple[int, object]:
-        self.step, extra = checkpoint.load(path, self.shared, self.local)
-        return self.step, extra
+    def load(self, path: Path) -> int:
+        self.step = checkpoint.load(path, self.objects)
+        return self.step
 
     def state(self):
-        objects = {**self.shared, **self.model_state}
-        states_ = {name: value.state_dict() for name, value in objects.items()}
-        return {**states_, "random": random_state(), "place": self.place, "step": self.step}
+        states_ = {name: value.state_dict() for name, value in self.objects.items()}
+        return {
+            **states_,
+            "sampler": None,
+            "random": random_state(),
+            "place": self.place,
+            "step": self.step,
+        }
 
 
-def straight(rank: int, steps: int, batch_norm: bool = False):
-    training = Training(rank, batch_norm)
+def straight(rank: int, steps: int):
+    training = Training(rank)
     training.run(steps)
     return training.state(), training.noise
 
 
-def until_save(rank: int, steps: int, folder: Path, batch_norm: bool = False):
-    training = Training(rank, batch_norm)
+def until_save(rank: int, steps: int, folder: Path):
+    training = Training(rank)
     training.run(steps)
     return training.save(folder)
 
 
-def from_load(rank: int, folder: Path, steps: int, batch_norm: bool = False):
-    training = Training(rank, batch_norm)
+def from_load(rank: int, folder: Path, steps: int):
+    training = Training(rank)
     torch.rand(5 + rank)
     path = checkpoint.latest(folder)
     restored = training.load(path)
@@ -359,21 +377,21 @@ def from_load(rank: int, folder: Path, steps: int, batch_norm: bool = False):
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "batch_norm"),
-    [(2, 3, False), (3, 3, False), (5, 4, True)],
+    ("first", "then"),
+    [(2, 3), (3, 3), (5, 4)],
     ids=["in the first epoch", "between epochs", "in the second epoch"],
 )
-def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, first, then, batch_norm):
-    expected = run(straight, 2, first + then, batch_norm, default_device=False)
-    paths = run(until_save, 2, first, tmp_path, batch_norm, default_device=False)
+def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path, first, then):
+    expected = run(straight, 2, first + then, default_device=False)
+    paths = run(until_save, 2, first, tmp_path, default_device=False)
     assert paths == [tmp_path / f"step-{first:08d}.safetensors"] * 2
     assert list(tmp_path.iterdir()) == paths[:1]
-    resumed = run(from_load, 2, tmp_path, then, batch_norm, default_device=False)
+    resumed = run(from_load, 2, tmp_path, then, default_device=False)
     for rank in range(2):
         state, noise, restored = resumed[rank]
         assert_equal(state, expected[rank][0])
         assert noise == expected[rank][1][first:]
-        assert restored == (first, {"note": (1, None)})
+        assert restored == first
     assert resumed[0][1] != resumed[1][1]  # every rank has random numbers of its own
 
 
@@ -433,7 +451,7 @@ def test_another_world_size_is_refused_with_both_sizes(saved):
 
 def test_what_the_ranks_share_can_be_read_without_any_rank(saved):
     state, _ = read_state(saved)
-    assert (state["step"], len(state["ranks"])) == (3, 2)
+    assert (state["step"], len(state["random_states"])) == (3, 2)
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 1))
     model.load_state_dict(state["shared"]["model"])
 
@@ -463,10 +481,10 @@ def other_state(path):
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (cut, "is damaged: its SHA-256 is another"),
-        (longer, "is damaged: its SHA-256 is another"),
-        (flip, "is damaged: its SHA-256 is another"),
-        (foreign, "is no checkpoint"),
+        (cut, "is damaged or no checkpoint: "),
+        (longer, "is damaged or no checkpoint: "),
+        (flip, "is damaged or no checkpoint: its SHA-256 is another"),
+        (foreign, "is damaged or no checkpoint: "),
         (other_state, "is no checkpoint of a training"),
         (os.remove, "No such file or directory"),
     ],
@@ -501,11 +519,28 @@ def test_a_file_that_only_one_rank_sees_differently_is_named_on_every_rank(tmp_p
     assert "it is not the same file on every rank" in on_every_rank(2, load, rewrite)
 
 
-def test_all_ranks_load_what_rank_0_chose(tmp_path, saved):
-    def load(rank):
-        return Training(rank).load(saved if rank == 0 else tmp_path / "another")[0]
+def test_the_newest_checkpoint_is_one_that_every_rank_can_read(tmp_path, saved):
+    """Folders of the machines' own: rank 1 has an older checkpoint, and rank 2 a damaged one."""
 
-    assert run(load, 2, default_device=False) == [3, 3]
+    def newest(rank):
+        own = tmp_path / str(rank)
+        own.mkdir()
+        shutil.copy(saved, own / "step-00000003.safetensors")
+        if rank != 1:
+            shutil.copy(saved, own / "step-00000006.safetensors")
+        shutil.copy(saved, own / "step-00000009.safetensors")
+        if rank == 2:
+            cut(own / "step-00000009.safetensors")
+        os.chdir(own)
+        first = str(checkpoint.latest("."))
+        os.remove("step-00000003.safetensors") if rank == 0 else None
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.latest(".")
+        return first, str(caught.value)
+
+    (result,) = {*run(newest, 3)}
+    assert result[0] == "step-00000003.safetensors"
+    assert result[1].startswith("no checkpoint in . that every rank can read: rank 2: step-0000")
 
 
 def small(features: int = 4) -> nn.Module:
@@ -520,29 +555,18 @@ def save_small(rank, folder, step=1, **options):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"model": small(5)}, r"'0.bias' of 'model' has shape \(4,\) in it, \(5,\) here"),
-        ({"model": small()[:1]}, r"'1.bias' of 'model' has shape \(1,\) in it, None here"),
-        (
-            {"model": nn.Sequential(*small(), nn.Linear(1, 1))},
-            r"'2.bias' of 'model' has shape None in it, \(1,\) here",
-        ),
-        ({"model": small(), "ema": small()}, r"no 'ema' in it, only \['model'\]"),
+        ({"model": small(5)}, "size mismatch for 0.weight"),
+        ({"model": small()[:1]}, "Unexpected key"),
+        ({"model": nn.Sequential(*small(), nn.Linear(1, 1))}, "Missing key"),
+        ({"model": small(), "ema": small()}, "no 'ema' in it"),
     ],
 )
-def test_a_state_that_does_not_fit_is_named_before_anything_changes(tmp_path, wanted, message):
+def test_a_state_that_does_not_fit_is_named_on_every_rank(tmp_path, wanted, message):
     def load(rank):
         checkpoint.load(tmp_path / "step-00000001.safetensors", wanted)
 
-    def load_unchanged(rank):
-        before = {name: copy.deepcopy(module.state_dict()) for name, module in wanted.items()}
-        try:
-            load(rank)
-        finally:
-            after = {name: module.state_dict() for name, module in wanted.items()}
-            assert_equal(after, before)
-
     run(save_small, 2, tmp_path)
-    text = on_every_rank(2, load_unchanged)
+    text = on_every_rank(2, load)
     assert re.search(message, text), text
 
 
@@ -556,8 +580,8 @@ def test_an_optimizer_that_does_not_fit_is_named_on_every_rank(saved):
 
 def test_random_numbers_of_a_gpu_are_not_continued_on_a_cpu(tmp_path, saved):
     state, _ = read_state(saved)
-    states_, numbers = state["ranks"][1]
-    state["ranks"][1] = [states_, (*numbers[:-1], torch.zeros(16, dtype=torch.uint8))]
+    *others, _ = state["random_states"][1]
+    state["random_states"][1] = (*others, torch.zeros(16, dtype=torch.uint8))
     write_state(tmp_path / "gpu", state)
     message = on_every_rank(2, load_into, tmp_path / "gpu")
     assert "rank 1: its random states are not of a device like this" in message
@@ -570,23 +594,22 @@ class Broken:
 
 def test_a_state_that_cannot_be_had_or_saved_is_named_on_every_rank(tmp_path):
     def save(rank, which):
-        local = {"sampler": Broken() if rank == 1 else {}} if which == "local" else {}
-        shared = {"model": Broken()} if which == "shared" else {"model": small()}
-        checkpoint.save(tmp_path, 2, shared, local, extra={"set": {1}} if which == "extra" else 0)
+        checkpoint.save(tmp_path, 2, {"model": which})
 
     where = f"CheckpointError: cannot save step 2 in {tmp_path}: "
-    assert on_every_rank(2, save, "local") == where + "rank 1: no state today"
-    assert on_every_rank(2, save, "shared") == where + "no state today"
-    assert on_every_rank(2, save, "extra") == where + (
-        "state.extra.set cannot be saved: it is a set"
+    assert on_every_rank(2, save, Broken()) == where + "rank 0: no state today"
+    assert on_every_rank(2, save, {1}) == where + "rank 0: " + (
+        "state.shared.model cannot be saved: it is a set, not a dense tensor or plain value"
     )
+    assert "it is a Tensor, not a dense" in on_every_rank(2, save, torch.eye(2).to_sparse())
+    assert "meta" in on_every_rank(2, save, torch.ones(2, device="meta"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named_on_every_rank(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     message = on_every_rank(2, save_small, tmp_path / "file")
-    assert message == f"CheckpointError: cannot save step 1 in {tmp_path}/file: File exists"
+    assert message == f"CheckpointError: cannot save step 1 in {tmp_path}/file: rank 0: File exists"
 
 
 def test_a_file_that_outgrows_its_limit_leaves_the_old_checkpoint(tmp_path):
@@ -600,7 +623,8 @@ def test_a_file_that_outgrows_its_limit_leaves_the_old_checkpoint(tmp_path):
             assert checkpoint.latest(tmp_path) == tmp_path / "step-00000001.safetensors"
 
     message = on_every_rank(2, save)
-    assert message == f"CheckpointError: cannot save step 2 in {tmp_path}: File too large"
+    assert message.startswith(f"CheckpointError: cannot save step 2 in {tmp_path}: ")
+    assert "File too large" in message
     assert os.listdir(tmp_path) == ["step-00000001.safetensors"]
     assert read_state(tmp_path / "step-00000001.safetensors")[0]["step"] == 1
 
@@ -624,9 +648,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(small_disk):
         checkpoint.save(small_disk, 2, {"model": torch.zeros(20_000)})
 
     message = on_every_rank(2, save)
-    assert message == (
-        f"CheckpointError: cannot save step 2 in {small_disk}: No space left on device"
-    )
+    assert message.startswith(f"CheckpointError: cannot save step 2 in {small_disk}: ")
+    assert "No space left on device" in message
     assert os.listdir(small_disk) == ["step-00000001.safetensors"]
     assert read_state(small_disk / "step-00000001.safetensors")[0]["step"] == 1
 
@@ -658,7 +681,7 @@ def alone():
 def test_there_is_no_latest_checkpoint_in_an_empty_or_missing_folder(tmp_path, alone):
     assert checkpoint.latest(tmp_path) is None
     assert checkpoint.latest(tmp_path / "missing") is None
-    (tmp_path / "step-1.safetensors").write_text("named otherwise")
+    (tmp_path / "step-one.safetensors").write_text("named otherwise")
     assert checkpoint.latest(tmp_path) is None
 
 
@@ -671,7 +694,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path, alone, 
     cut(newest)
     assert checkpoint.latest(tmp_path) == tmp_path / "step-00000010.safetensors"
     (message,) = caplog.messages
-    assert message == f"skipped a checkpoint: {newest} is damaged: its SHA-256 is another"
+    assert message.startswith(f"skipped a checkpoint: {newest} is damaged or no checkpoint: ")
 
 
 def test_only_damaged_checkpoints_are_an_error_on_every_rank(tmp_path):
@@ -681,7 +704,9 @@ def test_only_damaged_checkpoints_are_an_error_on_every_rank(tmp_path):
     run(save_small, 2, tmp_path)
     cut(tmp_path / "step-00000001.safetensors")
     message = on_every_rank(2, newest)
-    assert message.startswith(f"CheckpointError: no whole checkpoint in {tmp_path}: ")
+    assert message.startswith(
+        f"CheckpointError: no checkpoint in {tmp_path} that every rank can read: "
+    )
     assert "step-00000001.safetensors is damaged" in message
 
 
@@ -714,19 +739,6 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
     assert caplog.messages == [f"cannot remove the old {old}: Permission denied"]
 
 
-def test_a_subgroup_has_checkpoints_of_its_own(tmp_path):
-    def pairs(rank):
-        groups = [dist.new_group([0, 1]), dist.new_group([2])]
-        group, folder = groups[rank // 2], tmp_path / str(rank // 2)
-        model = nn.Linear(2, 2)
-        nn.init.constant_(model.weight, float(rank))
-        path = checkpoint.save(folder, 5, {"model": model}, {"rank": rank}, process_group=group)
-        checkpoint.load(path, {"model": model}, process_group=group)
-        return float(model.weight[0, 0]), len(read_state(path)[0]["ranks"])
-
-    assert run(pairs, 3) == [(0.0, 2), (0.0, 2), (2.0, 1)]
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -743,4 +755,4 @@ def test_without_a_process_group_there_is_a_clear_error(tmp_path, call):
 @pytest.mark.parametrize("arguments", [{"step": -1}, {"step": 1, "keep": 0}])
 def test_bad_numbers_are_refused(tmp_path, alone, arguments):
     with pytest.raises(ValueError, match="step must be >= 0 and keep >= 1"):
-        checkpoint.save(tmp_path, shared={}, **arguments)
+        checkpoint.save(tmp_path, objects={}, **arguments)

@@ -60,14 +60,14 @@ def test_unknown_flags_and_bad_types_are_refused(arguments, expected):
 def test_every_option_has_a_flag_and_options_cannot_be_changed():
     chosen = Options(
         *("here", "5m", False, 2, 3, 4, 2, "torch", "bf16", 0.5, True, 8, 9, 1.5, 6, 7),
-        *("saved", 10, "auto", "traces", "curves"),
+        *("saved", 10, "auto", "traces"),
     )
     assert all(getattr(chosen, name) != value for name, value in asdict(Options()).items())
     arguments = ["--data-dir=here", "--model=5m", "--no-pretrained", "--epochs=2", "--steps=3"]
     arguments += ["--batch-size=4", "--accumulation=2", "--ddp=torch", "--amp=bf16", "--lr=0.5"]
     arguments += ["--scale-lr", "--base-batch-size=8", "--warmup=9", "--clip=1.5"]
     arguments += ["--max-length=6", "--seed=7", "--checkpoint=saved", "--checkpoint-every=10"]
-    arguments += ["--resume=auto", "--profile=traces", "--tensorboard=curves"]
+    arguments += ["--resume=auto", "--profile=traces"]
     assert parse_options(arguments) == chosen
     assert parse_options([]) == Options()
     with pytest.raises(FrozenInstanceError):
@@ -80,3 +80,11 @@ def test_help_shows_every_default(capsys):
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("(default: ") == len(asdict(Options()))
+
+
+def test_help_is_shown_by_rank_0_alone(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as ended:
+        parse_options(["--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == ""
