@@ -7,7 +7,9 @@ What stands in for what cannot run here:
 - `make` only says what it would do (`make -n`): it would run these tests inside of themselves, or
   serve for ever, or render and record what other tests do,
 - node0.example is this machine, and the port of a rendezvous is a free one. The blocks of two
-  machines are started at once.
+  machines are started at once,
+- `torchrun --nproc_per_node=gpu` starts two ranks,
+- `srun` starts its command once for each node of a job that has two, which are both this machine.
 
 A block with `needs="…"` is skipped, with its reason.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -41,6 +44,15 @@ python3() {
     if [ "${1-} ${2-}" = "-m venv" ]; then ln -s "$ENVIRONMENT" "$3"; else command python3 "$@"; fi
 }
 make() { command make -n "$@"; }
+torchrun() { command torchrun "${@/#--nproc_per_node=gpu/--nproc_per_node=2}"; }
+scontrol() {
+    if [ "$1" = show ]; then printf '127.0.0.1\n127.0.0.1\n'; else echo "$*" >> "$SLURM_CALLS"; fi
+}
+srun() {
+    echo srun >> "$SLURM_CALLS"
+    "$@" & local other=$!
+    "$@" && wait "$other"
+}
 """
 WRONG = re.compile(r"command not found|No such file or directory|No module named|can't open file")
 
@@ -102,6 +114,15 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
+def free_job() -> str:
+    """The number of a job whose port, by the rule of the runbook's script, is free."""
+    for number in random.sample(range(1, 10_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", 20_000 + number))
+            return str(number)
+    raise OSError("no free port between 20000 and 30000")
+
+
 def environment(pip_calls: Path) -> dict[str, str]:
     return {
         **os.environ,
@@ -110,6 +131,11 @@ def environment(pip_calls: Path) -> dict[str, str]:
         "PET_MASTER_PORT": free_port(),  # torchrun's default is one for all
         "ENVIRONMENT": sys.prefix,
         "PIP_CALLS": str(pip_calls),
+        "SLURM_CALLS": str(pip_calls.with_name("slurm")),
+        "SLURM_JOB_ID": free_job(),
+        "SLURM_JOB_NODELIST": "node[0-1]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "1",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{ROOT.as_uri()}.insteadOf",
         "GIT_CONFIG_VALUE_0": "repo:",
@@ -201,3 +227,99 @@ def test_commands_run(
 def test_what_does_not_run_is_noticed(block: str, copy: Path, tmp_path: Path) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         run([block], copy, tmp_path)
+
+
+def block_with(text: str) -> str:
+    (found,) = {block.text for block in fences("bash") if text in block.text}
+    return found
+
+
+def wait_for(file: Path, text: str, count: int = 1) -> str:
+    """The file's text, once the text stands in it that often."""
+    stop = time.monotonic() + SECONDS
+    while time.monotonic() < stop:
+        said = file.read_text(encoding="utf-8") if file.exists() else ""
+        if said.count(text) >= count:
+            return said
+        time.sleep(0.1)
+    return pytest.fail(f"{text!r} is not in {file.name} after {SECONDS} s: {said}", pytrace=False)
+
+
+def wait_until_it_listens(port: int) -> None:
+    stop = time.monotonic() + SECONDS
+    while time.monotonic() < stop:
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("127.0.0.1", port)).close()
+        time.sleep(0.1)
+    return pytest.fail(f"nothing listens at port {port} after {SECONDS} s", pytrace=False)
+
+
+def start(text: str, folder: Path, output: Path, **variables: str) -> subprocess.Popen[bytes]:
+    calls = output.with_name("pip")
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            ["bash", "-c", STAND_INS + text], cwd=folder,
+            env={**environment(calls), **variables}, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_a_slurm_job_leaves_in_time_and_goes_on_when_it_is_started_again(
+    copy: Path, tmp_path: Path
+) -> None:
+    text = block_with("#SBATCH --signal")
+    output, calls, job = tmp_path / "output", tmp_path / "slurm", copy / "build" / "slurm"
+    shutil.rmtree(job, ignore_errors=True)
+
+    script = start(text, copy, output)
+    wait_for(calls, "srun")
+    os.kill(script.pid, signal.SIGUSR1)  # as SLURM does before the time limit
+    assert script.wait(SECONDS) == 0, output.read_text()
+    assert "step 10 of 400" in output.read_text()
+    assert re.fullmatch(r"srun\nrequeue \d+\n", calls.read_text())
+
+    assert start(text, copy, output).wait(SECONDS) == 0, output.read_text()
+    assert "step 400 of 400" in output.read_text()
+    assert calls.read_text().splitlines()[2:] == ["srun"], "a job that is done asks for nothing"
+
+    assert start(text, copy, output).wait(SECONDS) == 0
+    assert calls.read_text().count("srun") == 2, "the rest of a chain ends at once"
+
+
+UNTIL_ENOUGH = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print(f"rank {dist.get_rank()} is process {os.getpid()}", flush=True)
+enough = torch.zeros(1)
+while not enough:
+    time.sleep(0.1)
+    enough = torch.tensor(float(os.path.exists("enough")))
+    dist.all_reduce(enough)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_a_spare_machine_takes_the_place_of_one_that_died(tmp_path: Path) -> None:
+    text = block_with("--rdzv_id=job")
+    (tmp_path / "train.py").write_text(UNTIL_ENOUGH, encoding="utf-8")
+    text = text.replace("=gpu", "=1").replace("runs/preemptible.py build/two", "train.py")
+    port = free_port()
+    text = PORT.sub(port, text).replace(MASTER, "127.0.0.1")
+    outputs = [tmp_path / f"machine{number}" for number in range(3)]
+    machines = []
+    try:
+        machines.append(start(text, tmp_path, outputs[0]))
+        wait_until_it_listens(int(port))  # the first machine holds the store, and stays
+        machines.append(start(text, tmp_path, outputs[1]))
+        said = wait_for(outputs[1], "is process")
+        machines.append(start(text, tmp_path, outputs[2]))
+        os.killpg(machines[1].pid, signal.SIGKILL)
+        os.kill(int(said.split("is process ")[1].split()[0]), signal.SIGKILL)
+        wait_for(outputs[2], "is process")
+        (tmp_path / "enough").touch()
+        assert [machines[number].wait(SECONDS) for number in (0, 2)] == [0, 0]
+    finally:
+        for machine in machines:
+            end(machine)
