@@ -10,7 +10,7 @@ local sorted_keys = import "sorted_keys"
 
 local M = {}
 
-local KINDS = { "cpu", "gpu" }
+local KINDS = pandoc.List { "cpu", "gpu" }
 
 -- name → kind → every version that the recordings of that kind were made with
 local function versions_of_recordings(fail)
@@ -28,22 +28,13 @@ local function versions_of_recordings(fail)
 end
 
 function M.versions(div, fail)
-  local found, kinds = versions_of_recordings(fail), {}
-  local header = { "" }
-  for _, kind in ipairs(KINDS) do
-    if next(found.Device[kind]) then
-      table.insert(kinds, kind)
-      table.insert(header, kind:upper() .. " recordings")
-    end
-  end
+  local found = versions_of_recordings(fail)
+  local kinds = KINDS:filter(function(kind) return next(found.Device[kind]) end)
+  local header, rows = { "", table.unpack(kinds:map(function(kind) return kind:upper() .. " recordings" end)) }, {}
   if #kinds == 0 then fail("there are no recordings") end
-  local rows = {}
   for _, name in ipairs(sorted_keys(found)) do
-    local row = { name }
-    for _, kind in ipairs(kinds) do
-      table.insert(row, table.concat(sorted_keys(found[name][kind]), ", "))
-    end
-    table.insert(rows, row)
+    local cells = kinds:map(function(kind) return table.concat(sorted_keys(found[name][kind]), ", ") end)
+    table.insert(rows, { name, table.unpack(cells) })
   end
   div.content = { make_table(header, rows) }
   return div

@@ -30,11 +30,9 @@ function M.exercise(div)
 end
 
 function M.answer(div)
-  local function html(text) return pandoc.RawBlock("html", text) end
-  local blocks = pandoc.Blocks { html '<details class="answer"><summary>Answer</summary>' }
-  blocks:extend(div.content)
-  blocks:insert(html "</details>")
-  return blocks
+  div.content:insert(1, pandoc.RawBlock("html", '<details class="answer"><summary>Answer</summary>'))
+  div.content:insert(pandoc.RawBlock("html", "</details>"))
+  return div.content
 end
 
 return M

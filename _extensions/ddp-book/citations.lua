@@ -14,39 +14,24 @@ function M.is_citation(citation)
   return not (kind and CROSS_REFERENCES[kind])
 end
 
--- The keys that the page cites, in order; each once.
-local function cited(blocks)
-  local found, known = {}, {}
-  blocks:walk {
+-- The document with a heading and a place for the list of what it cites. Stops at a key that the
+-- bibliography lacks.
+function M.with_references(doc)
+  local known, cites = {}, false
+  for _, reference in ipairs(pandoc.utils.references(doc)) do known[reference.id] = true end
+  doc.blocks:walk {
     Cite = function(cite)
-      for _, citation in ipairs(cite.citations) do
-        if M.is_citation(citation) and not known[citation.id] then
-          known[citation.id] = true
-          table.insert(found, citation.id)
+      for _, citation in ipairs(cite.citations:filter(M.is_citation)) do
+        cites = true
+        if not known[citation.id] then
+          local path = pandoc.utils.stringify(doc.meta.bibliography or "no bibliography"):match("[^/]+$")
+          local place = project.page .. errors.line_of("@" .. citation.id)
+          errors.stop(("%s: @%s: no such entry in %s"):format(place, citation.id, path))
         end
       end
     end,
   }
-  return found
-end
-
--- Stops at the first key that the bibliography lacks.
-local function check(keys, doc)
-  local known = {}
-  for _, reference in ipairs(pandoc.utils.references(doc)) do known[reference.id] = true end
-  local path = pandoc.utils.stringify(doc.meta.bibliography or "no bibliography"):match("[^/]+$")
-  for _, key in ipairs(keys) do
-    if not known[key] then
-      errors.stop(("%s%s: @%s: no such entry in %s"):format(project.page, errors.line_of("@" .. key), key, path))
-    end
-  end
-end
-
--- The document with a heading and a place for the list of what it cites.
-function M.with_references(doc)
-  local keys = cited(doc.blocks)
-  if #keys == 0 then return doc end
-  check(keys, doc)
+  if not cites then return doc end
   doc.blocks:insert(pandoc.Header(2, "References", pandoc.Attr("references", { "unnumbered" })))
   doc.blocks:insert(pandoc.Div({}, pandoc.Attr("refs")))
   return doc

@@ -64,53 +64,6 @@ function M.term(span, fail)
   return pandoc.Link(span.content, page .. "#" .. identifier(key), "", pandoc.Attr("", { "term" }, attributes))
 end
 
-local function is_text(inlines)
-  return not inlines:find_if(function(inline) return not (({ Str = true, Space = true, SoftBreak = true })[inline.t]) end)
-end
-
--- The longest term, of three words at most, whose words stand at `position`: its key, where it ends,
--- its words and the mark after them. The last word may be a plural.
-local function term_at(inlines, position, known)
-  for last = position + 4, position, -2 do
-    local words = pandoc.Inlines { table.unpack(inlines, position, math.min(last, #inlines)) }
-    if last <= #inlines and inlines[last].t == "Str" and is_text(words) then
-      local text, mark = inlines[last].text:match("^(.-)([.,;:)]*)$")
-      words[#words] = pandoc.Str(text)
-      local key = key_of(stringify(words))
-      key = known[key] and key or (key:gsub("s$", ""))
-      if known[key] then return key, last, words, mark end
-    end
-  end
-end
-
--- Links each term of the glossary where it stands first in the text below a heading of level 3 or above.
-function M.link_terms(blocks, fail)
-  local known, linked = read_entries(fail), {}
-  local function link(inlines)
-    local done, position = pandoc.Inlines {}, 1
-    while position <= #inlines do
-      local key, last, words, mark = term_at(inlines, position, known)
-      if key and not linked[key] then
-        linked[key] = true
-        done:insert(M.term(pandoc.Span(words, { key = key })))
-        done:insert(pandoc.Str(mark))
-      else
-        last = position
-        done:insert(inlines[position])
-      end
-      position = last + 1
-    end
-    return done
-  end
-  return blocks:map(function(block)
-    if block.t ~= "Header" then
-      return block:walk { traverse = "topdown", Link = function(element) return element, false end, Inlines = link }
-    end
-    if block.level <= 3 then linked = {} end
-    return block
-  end)
-end
-
 -- Gives every entry of the glossary the name that `.term` links to.
 function M.name_terms(blocks)
   if project.page ~= GLOSSARY then return blocks end

@@ -30,10 +30,7 @@ end
 
 -- A recorded figure as part of the page.
 function M.figure(text, alt, fail)
-  local attributes, body = svg.parse(text)
-  if not attributes then fail("its figure is not an SVG") end
-  if not svg.has_view_box(attributes) then fail("its figure has no viewBox") end
-  return pandoc.RawBlock("html", svg.inline(attributes, body, "aria-label", alt))
+  return pandoc.RawBlock("html", svg.element(text, "its figure", "aria-label", alt, fail))
 end
 
 local function values_table(values)

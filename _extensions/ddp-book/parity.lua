@@ -8,29 +8,13 @@ local make_table = import "table"
 local TABLE = "tests/parity.json"
 local HEADER = { "Behaviour", "torch", "miniddp", "Tolerance" }
 
-local function read(fail)
-  local text = project.read(TABLE) or fail("there is no " .. TABLE .. " (make it with: make parity)")
-  return pandoc.json.decode(text, false)
-end
-
-local function section_of(sections, name, fail)
-  if sections[name] then return sections[name] end
-  fail(("no such section in %s (it has: %s)"):format(TABLE, table.concat(sorted_keys(sections), ", ")))
-end
-
-local function plain(markdown)
-  local block = pandoc.read(markdown, "markdown").blocks[1]
-  return block and block.content or pandoc.Inlines {}
-end
+local function plain(markdown) return pandoc.utils.blocks_to_inlines(pandoc.read(markdown, "markdown").blocks) end
 
 -- What is shown, and under it the name of the test, linked to its file.
 local function shown(text, row)
   local path, name = row.test:match("^(.-)::(.+)$")
   local test = project.source_link({ pandoc.Code(name) }, path)
-  return pandoc.Blocks {
-    pandoc.Plain(plain(text)),
-    pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }),
-  }
+  return pandoc.Blocks { pandoc.Plain(plain(text)), pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }) }
 end
 
 local function listed(section)
@@ -78,8 +62,10 @@ local function sum(section)
 end
 
 return function(div, fail)
-  local found = read(fail)
-  local section = section_of(found.sections, div.attributes.section, fail)
+  local text = project.read(TABLE) or fail("there is no " .. TABLE .. " (make it with: make parity)")
+  local found = pandoc.json.decode(text, false)
+  local section = found.sections[div.attributes.section]
+    or fail(("no such section in %s (it has: %s)"):format(TABLE, table.concat(sorted_keys(found.sections), ", ")))
   local count = div.classes:includes("counted")
   local header, rows = (count and counted or listed)(section)
   local made = make_table(header, rows)

@@ -34,17 +34,6 @@ local function block_end(found, position, lines)
   return stop
 end
 
--- The lines of a definition's docstring and of the blank lines after it: first, last, or nil.
-local function docstring(found, position, lines)
-  local owner, body, rest = found[position], found[position + 1], found[position + 2]
-  if not (body and body.indent > owner.indent and body.text:match("^%a?%a?[\"']")) then return nil end
-  if not lines[body.last]:match("[\"']%s*$") and not lines[body.last]:match("[\"']%s*#[^\"']*$") then return nil end
-  if not (rest and rest.indent > owner.indent) then return nil end -- nothing else would be left
-  local last = body.last
-  while lines[last + 1] and lines[last + 1]:match("^%s*$") do last = last + 1 end
-  return body.first, last
-end
-
 -- The lines of the string that says what a definition is: the first of its body, or below a value.
 local function string_after(found, position, same_indent)
   local owner, body = found[position], found[position + 1]
@@ -52,8 +41,8 @@ local function string_after(found, position, same_indent)
   return { body.first, body.last }
 end
 
--- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent, docstring = {first, last} },
--- with the last line of its signature, `head`, and the lines of the string `about` it.
+-- Every definition: { path ("SimpleDDP.no_sync"), kind, first, last, indent }, with the last line of its
+-- signature, `head`, and the lines of the string `about` it.
 local function find_definitions(text, lines)
   local found, list, open, decorator = statements(text, lines), {}, {}, nil
   for position, statement in ipairs(found) do
@@ -74,10 +63,7 @@ local function find_definitions(text, lines)
           head = statement.last,
           about = string_after(found, position, kind == "value"),
         }
-        if kind ~= "value" then
-          definition.docstring = { docstring(found, position, lines) }
-          table.insert(open, definition)
-        end
+        if kind ~= "value" then table.insert(open, definition) end
         table.insert(list, definition)
       end
       decorator = nil
@@ -93,19 +79,23 @@ function M.definitions(text, lines)
   return known[text]
 end
 
-local function only_space_between(lines, first, last)
-  for number = first, last do
-    if not lines[number]:match("^%s*$") and not lines[number]:match("^%s*#") then return false end
+-- Definitions of one name that follow each other (overloads, a property and its setter) are one.
+local function is_together(parts, lines)
+  for position = 2, #parts do
+    for number = parts[position - 1].last + 1, parts[position].first - 1 do
+      if not lines[number]:match("^%s*$") and not lines[number]:match("^%s*#") then return false end
+    end
   end
   return true
 end
 
--- Definitions of one name that follow each other (overloads, a property and its setter) are one.
-local function is_together(parts, lines)
-  for position = 2, #parts do
-    if not only_space_between(lines, parts[position - 1].last + 1, parts[position].first - 1) then return false end
+-- Marks the lines of a docstring and the blank ones after it, unless nothing else would be left.
+local function drop_docstring(part, lines, dropped)
+  if part.kind == "value" or not part.about or part.about[2] == part.last then return end
+  for number = part.about[1], part.last do
+    if number > part.about[2] and not lines[number]:match("^%s*$") then return end
+    dropped[number] = true
   end
-  return true
 end
 
 local function dedented(lines, first, last, indent, dropped)
@@ -143,10 +133,7 @@ function M.quote(text, path, without_docstring)
     return nil, "defined more than once (lines " .. table.concat(places, ", ") .. ")"
   end
   local dropped = {}
-  for _, part in ipairs(parts) do
-    local documented = without_docstring and part.docstring and part.docstring[1]
-    for number = documented or 1, documented and part.docstring[2] or 0 do dropped[number] = true end
-  end
+  for _, part in ipairs(without_docstring and parts or {}) do drop_docstring(part, lines, dropped) end
   return dedented(lines, parts[1].first, parts[#parts].last, parts[1].indent, dropped)
 end
 

@@ -33,17 +33,10 @@ local loaded = {}
 -- A recording: { name, kind, path, meta (the `miniddp` metadata), cells }, or nil if there is none.
 local function load(name, kind, fail)
   local path = file_of(name, kind)
-  if loaded[path] ~= nil then return loaded[path] or nil end
-  local text = project.read(path)
-  if not text then
-    loaded[path] = false
-    return nil
-  end
+  local text = not loaded[path] and project.read(path)
+  if not text then return loaded[path] end
   local _, notebook = pcall(pandoc.json.decode, text, false)
-  if notebook == nil then fail(path .. " is not JSON") end
-  if type(notebook) ~= "table" or type(notebook.cells) ~= "table" then
-    fail(path .. " is not a notebook: it has no cells")
-  end
+  if type(notebook) ~= "table" or type(notebook.cells) ~= "table" then fail(path .. " is not a notebook") end
   local meta = type(notebook.metadata) == "table" and notebook.metadata.miniddp
   if type(meta) ~= "table" then
     fail(path .. " is not a recording: its metadata has no `miniddp` (make one with: make record RUN=" .. name .. ")")
@@ -73,47 +66,35 @@ end
 function M.find(name, kind, fail)
   if not name then fail("no run is named") end
   if kind and kind ~= "gpu" and kind ~= "cpu" then fail('kind must be "gpu" or "cpu"') end
-  local found = {}
-  for _, recording in ipairs(M.existing(name, fail)) do
-    if not kind or recording.kind == kind then table.insert(found, recording) end
-  end
+  local found = pandoc.List(M.existing(name, fail)):filter(function(one) return not kind or one.kind == kind end)
   if #found > 0 then return found end
   if project.read("runs/" .. name .. ".py") then
-    local missing = kind and file_of(name, kind) or file_of(name, "cpu")
-    fail(("no recording %s (make it with: make record RUN=%s)"):format(missing, name))
+    fail(("no recording %s (make it with: make record RUN=%s)"):format(file_of(name, kind or "cpu"), name))
   end
   fail(("no such run: there is no runs/%s.py (there are: %s)"):format(name, table.concat(M.runs(), ", ")))
 end
 
--- The cell of a recording with that name, or nil.
-function M.cell(recording, name, fail)
-  local found
+-- The cell of a recording with that name, or nil; and the names that its cells have.
+local function named_cell(recording, wanted, fail)
+  local found, names = nil, {}
   for _, cell in ipairs(recording.cells) do
-    if cell.metadata and cell.metadata.name == name then
+    local name = cell.metadata and M.present(cell.metadata.name)
+    if name == wanted then
       if found then fail(("two cells of %s are named %s"):format(recording.path, name)) end
       found = cell
     end
+    table.insert(names, name)
   end
-  return found
-end
-
-local function cell_names(recording)
-  local names = {}
-  for _, cell in ipairs(recording.cells) do
-    local name = cell.metadata and M.present(cell.metadata.name)
-    if name then table.insert(names, name) end
-  end
-  return names
+  return found, names
 end
 
 -- The recordings that have the cell, as { kind, recording, cell }. A GPU recording may lag behind.
 function M.with_cell(name, kind, cell_name, fail)
   if not cell_name then fail("no cell is named") end
-  local found, names = {}, {}
+  local found, cell, names = {}, nil, {}
   for _, one in ipairs(M.find(name, kind, fail)) do
-    local cell = M.cell(one, cell_name, fail)
+    cell, names = named_cell(one, cell_name, fail)
     if cell then table.insert(found, { kind = one.kind, recording = one, cell = cell }) end
-    names = cell_names(one)
   end
   if #found > 0 then return found end
   fail(("no such cell in the recording (it has: %s)"):format(table.concat(names, ", ")))

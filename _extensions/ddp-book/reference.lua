@@ -1,7 +1,6 @@
 -- `.reference`: the public names of a package and their docstrings, module by module.
 
 local import = ...
-local glossary = import "glossary"
 local project = import "project"
 local python = import "python"
 local split_lines = import("statements").split_lines
@@ -36,11 +35,7 @@ end
 
 -- `name: what it is` on each line, the next one indented where it goes on.
 local function items(text)
-  local list = {}
-  for name, about in (text:gsub("\n    +", " ") .. "\n"):gmatch("%s*([^:\n]+):%s*([^\n]+)\n") do
-    table.insert(list, { pandoc.Plain(markdown("`" .. name .. "`: " .. about)[1].content) })
-  end
-  return pandoc.BulletList(list)
+  return markdown((text:gsub("\n    +", " "):gsub("%f[^\n%z]%s*([^:\n]+):%s*", "- `%1`: ")))
 end
 
 local function docstring_blocks(text)
@@ -49,7 +44,7 @@ local function docstring_blocks(text)
     local title, rest = part:match("^(%u%l+):\n(    .+)$")
     if SECTIONS[title] then
       blocks:insert(pandoc.Para { pandoc.Str(SECTIONS[title] .. ":") })
-      blocks:insert(items(dedent(split_lines(rest), 1, #split_lines(rest))))
+      blocks:extend(items(dedent(split_lines(rest), 1, #split_lines(rest))))
     else
       blocks:extend(markdown(title == "Returns" and "Returns: " .. rest:gsub("^%s+", "") or part))
     end
@@ -150,5 +145,5 @@ return function(div, fail)
     end
   end
   local top = exports(package, project.read(folder .. "/__init__.py") or "", home, fail)
-  return glossary.link_terms(top .. blocks, fail)
+  return top .. blocks
 end

@@ -32,6 +32,10 @@ def interactive(attributes: str, caption: str = "") -> str:
     return f"::: {{.interactive {attributes}}}\n{caption}\n:::"
 
 
+def measured(attributes: str, caption: str = "") -> str:
+    return f"::: {{.measured {attributes}}}\n{caption}\n:::"
+
+
 SPLIT = 'symbol="miniddp.ring:split"'
 REDUCE = 'symbol="miniddp.ring:all_reduce"'
 
@@ -189,23 +193,15 @@ FAILURES = {
     ),
     "diagram that is no SVG": (
         diagram('src="vis/text.svg"'),
-        '.diagram src="vis/text.svg": vis/text.svg is not an SVG',
+        '.diagram src="vis/text.svg": vis/text.svg has no <title id="text-title">',
     ),
     "diagram without title": (
         diagram('src="vis/notitle.svg"'),
-        '.diagram src="vis/notitle.svg": vis/notitle.svg has no <title> with a text',
+        '.diagram src="vis/notitle.svg": vis/notitle.svg has no <title id="notitle-title">',
     ),
     "diagram without description": (
         diagram('src="vis/nodesc.svg"'),
-        '.diagram src="vis/nodesc.svg": vis/nodesc.svg has no <desc> with a text',
-    ),
-    "diagram with a foreign id": (
-        diagram('src="vis/badid.svg"'),
-        '.diagram src="vis/badid.svg": vis/badid.svg: id="arrow" must start with "badid-"',
-    ),
-    "diagram with an id twice": (
-        diagram('src="vis/twice.svg"'),
-        '.diagram src="vis/twice.svg": vis/twice.svg: id="twice-a" is used twice',
+        '.diagram src="vis/nodesc.svg": vis/nodesc.svg has no <desc id="nodesc-desc">',
     ),
     "diagram without viewBox": (
         diagram('src="vis/noviewbox.svg"'),
@@ -265,6 +261,60 @@ FAILURES = {
         '.interactive cell="silent" run="05-wrong" src="vis/still.js": '
         "the cell has neither a timeline nor values in recordings/05-wrong.cpu.ipynb",
     ),
+    "unknown badge": (
+        run('name="02-cpu" cell="hello" badge="guessed"'),
+        '.run name="02-cpu" cell="hello": badge must be "computed"',
+    ),
+    "no table": (measured('where="gpus=8"'), '.measured: expected table="name"'),
+    "unknown table": (
+        measured('table="rong"'),
+        '.measured table="rong": no such table: there is no measurements/rong.csv '
+        "(there are: copied, ring)",
+    ),
+    "unknown column": (
+        measured('table="ring" columns="gpus time_us"'),
+        '.measured table="ring": no column time_us (there are: link, gpus, size_bytes, rate)',
+    ),
+    "condition on an unknown column": (
+        measured('table="ring" where="nodes=2"'),
+        '.measured table="ring": no column nodes (there are: link, gpus, size_bytes, rate)',
+    ),
+    "condition that is none": (
+        measured('table="ring" where="gpus is 8"'),
+        '.measured table="ring": where: expected column=value or column>=number, not gpus is 8',
+    ),
+    "no such row": (
+        measured('table="ring" where="gpus=8; link=slow"'),
+        '.measured table="ring": no row where="gpus=8; link=slow"',
+    ),
+    "figure of a measurement without alternative text": (
+        measured('table="ring" x="size_bytes" y="rate"'),
+        '.measured table="ring": it is a figure: say what it shows with fig-alt="…"',
+    ),
+    "figure of one value": (
+        measured('table="ring" x="gpus" y="rate" where="gpus=8" fig-alt="A point."'),
+        '.measured table="ring": a figure needs numbers at two values of gpus',
+    ),
+    "measured value that is not there": (
+        '[]{.val table="ring" where="gpus=4" column="rate"}',
+        '.val table="ring": no row where="gpus=4"',
+    ),
+    "measured value of two rows": (
+        '[]{.val table="ring" where="gpus=8" column="rate"}',
+        '.val table="ring": 3 rows where="gpus=8": expected one',
+    ),
+    "measured value of no column": (
+        '[]{.val table="ring" where="size_bytes=33554433"}',
+        '.val table="ring": expected column="name"',
+    ),
+    "measured value that was not published": (
+        '[]{.val table="ring" where="size_bytes=33554433" column="rate"}',
+        '.val table="ring": the source gives no such value: the cell is empty',
+    ),
+    "measured text with a format": (
+        '[]{.val table="ring" where="size_bytes=33554433" column="link" format="%d"}',
+        '.val table="ring": format="%d" does not fit the value slow',
+    ),
     "notebook of an unknown run": (
         '::: {.notebook name="9-no"}\n:::',
         '.notebook name="9-no": no such run: there is no runs/9-no.py '
@@ -293,9 +343,9 @@ def cell_showing(data: dict[str, str]) -> dict[str, object]:
 
 
 RECORDINGS = {
-    "not JSON": ('{"cells": [', "{} is not JSON"),
-    "not an object": ("3", "{} is not a notebook: it has no cells"),
-    "not a notebook": ('{"nothing": 1}', "{} is not a notebook: it has no cells"),
+    "not JSON": ('{"cells": [', "{} is not a notebook"),
+    "not an object": ("3", "{} is not a notebook"),
+    "not a notebook": ('{"nothing": 1}', "{} is not a notebook"),
     "not a recording": (
         '{"cells": [], "metadata": {}}',
         "{} is not a recording: its metadata has no `miniddp` (make one with: "
@@ -331,6 +381,45 @@ def test_bad_recording(render, book, recording):
     label = '.run name="03-missing" cell="a"'
     assert done.stderr == f"{PAGE}:{LINE}: {label}: {message.format(path)}\n"
     assert done.returncode == 1
+
+
+MEASUREMENTS = {
+    "a table without source": (
+        ("[ring]", "[rung]"),
+        "measurements/sources.toml has no [ring]",
+    ),
+    "a source without address": (
+        ('address = "https://example.org/ring"', ""),
+        "[ring] of measurements/sources.toml has no address",
+    ),
+    "a column that is not explained": (
+        ("rate = ", "rat = "),
+        "[columns] of measurements/sources.toml has no rate",
+    ),
+    "a column without unit": (
+        (" (GPUs)", ""),
+        "measurements/ring.csv: gpus has no unit in measurements/sources.toml",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEASUREMENTS)
+def test_bad_measurement(render, book, case):
+    (old, new), message = MEASUREMENTS[case]
+    sources = book / "measurements/sources.toml"
+    text = sources.read_text(encoding="utf-8")
+    assert old in text
+    sources.write_text(text.replace(old, new, 1), encoding="utf-8")
+    done = render(PAGE, BEFORE + measured('table="ring"'))
+    assert done.stderr == f'{PAGE}:{LINE}: .measured table="ring": {message}\n'
+    assert done.returncode == 1
+
+
+def test_no_sources(render, book):
+    (book / "measurements/sources.toml").unlink()
+    done = render(PAGE, BEFORE + measured('table="ring"'))
+    message = "there is no measurements/sources.toml"
+    assert done.stderr == f'{PAGE}:{LINE}: .measured table="ring": {message}\n'
 
 
 def test_the_second_of_two_alike_is_located(render):

@@ -239,30 +239,6 @@ def test_parity_without_a_table(render):
     assert "there is no tests/parity.json (make it with: make parity)" in done.stderr
 
 
-GLOSSARY = "rank\n: A process.\n\nring\n: A circle.\n\nring all-reduce\n: Both.\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "links"),
-    [
-        ("A rank, a rank.", ["rank"]),
-        ("Ranks (all ranks).", ["Ranks"]),
-        ("The ring all-reduce. A ring\nall-reduce; a ring: so.", ["ring all-reduce", "ring"]),
-        ("A ring, all-reduce.", ["ring"]),
-        ("`rank`, [rank](https://example.org), franks.", []),
-        ("- One rank.\n- Its ring.\n", ["rank", "ring"]),
-        ("A rank.\n\n#### The rank\n\nA rank.\n\n### Next rank\n\nA rank.", ["rank", "rank"]),
-    ],
-)
-def test_terms_in_docstrings_are_linked(render, book, text, links):
-    (book / "appendix/glossary.qmd").write_text(GLOSSARY, encoding="utf-8")
-    (book / "src/gears/__init__.py").write_text("", encoding="utf-8")
-    (book / "src/gears/wheel.py").write_text(f'"""{text}\n"""\n', encoding="utf-8")
-    html = render(PAGE, '::: {.reference package="gears"}\n:::\n').stdout
-    found = re.findall(r'<a\s+href="[^"]*#term-[^"]*"[^>]*>(.*?)</a>', html, re.DOTALL)
-    assert [" ".join(each.split()) for each in found] == links
-
-
 @pytest.mark.parametrize(
     ("package", "wheel", "message"),
     [

@@ -59,7 +59,7 @@ def test_book(book, render_all):
     assert re.search(r"<figcaption [^>]*>\s*Table&nbsp;\S+: Times by ", run)
     assert 'href="../runs/01-demo.html">CPU recording' in run
 
-    assert re.search(r'id="fig-ring".*?<svg role="img" aria-labelledby=', html["05-diagram"], re.S)
+    assert re.search(r'id="fig-ring".*?<svg class="drawn" role="img" aria-labelledby=', html["05-diagram"], re.S)
     for name, kind in [("fig-ring", "Figure"), ("fig-line", "Figure"), ("tbl-times", "Table")]:
         link = rf'<a href="[^"]*#{name}" class="quarto-xref">{kind}&nbsp;<span>'
         assert re.search(link, html["05-term"])
