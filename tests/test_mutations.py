@@ -112,7 +112,7 @@ MUTATIONS = [
     Mutation(
         "weights are not broadcast at the start",
         "ddp.py",
-        "replicate.broadcast_module(module, process_group, 0, sync.at_start)",
+        "replicate.broadcast_module(module, process_group, 0, at_start)",
         "pass",
         f"{DDP}test_like_torch[follows_single_process-miniddp]",
     ),

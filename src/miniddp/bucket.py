@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
+import torch
 from torch import Tensor
 
 MIB = 1024 * 1024
@@ -34,27 +35,8 @@ def plan_buckets(
     return closed + list(filling.values())
 
 
-def view_like(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:
-    """The part of `flat` from element `offset` on, shaped like the parameter.
-
-    It has the parameter's strides too, unless that has gaps in memory.
-    """
-    expected = 1
-    dimensions = zip(parameter.stride(), parameter.shape, strict=True)
-    for stride, size in sorted(dimensions):
-        if size != 1 and stride != expected:
-            return flat[offset:][: parameter.numel()].view(parameter.size())
-        expected *= size
-    return flat.as_strided(parameter.size(), parameter.stride(), offset)
-
-
-def same_memory(gradient: Tensor | None, view: Tensor) -> bool:
-    """Whether the gradient lies in its bucket."""
-    return gradient is not None and gradient.data_ptr() == view.data_ptr()
-
-
 class Bucket:
-    """Gradients of some parameters, one behind the other in a flat `buffer()`.
+    """Bucket `index` of a plan: gradients in a row, in a flat `buffer()`.
 
     The methods are those of `torch.distributed.GradBucket`, so that a
     communication hook for torch's DDP works on it. `indices` are the numbers
@@ -62,19 +44,16 @@ class Bucket:
     """
 
     def __init__(
-        self, index: int, indices: Sequence[int], parameters: Sequence[Tensor]
+        self, index: int, plan: list[list[int]], parameters: Sequence[Tensor]
     ) -> None:
-        self.indices = list(indices)
+        self.indices = plan[index]
         self.pending = len(self.indices)
-        self._index = index
-        self._is_last = False
-        self._parameters = list(parameters)
-        sizes = [parameter.numel() for parameter in parameters]
-        self._flat = parameters[0].new_zeros(sum(sizes))
-        self._views = [
-            view_like(self._flat, sum(sizes[:i]), parameter)
-            for i, parameter in enumerate(parameters)
-        ]
+        self._index, self._is_last = index, index == len(plan) - 1
+        self._parameters = [parameters[i] for i in self.indices]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self._flat = self._parameters[0].new_zeros(sum(sizes))
+        parts = torch.split(self._flat, sizes)
+        self._views = list(map(view_like, parts, self._parameters))
 
     def index(self) -> int:
         return self._index
@@ -89,35 +68,41 @@ class Bucket:
         self._flat.copy_(buffer)
 
     def gradients(self) -> list[Tensor]:
-        return list(self._views)
+        return self._views
 
     def parameters(self) -> list[Tensor]:
-        return list(self._parameters)
+        return self._parameters
+
+
+def view_like(part: Tensor, parameter: Tensor) -> Tensor:
+    """A part of a flat tensor, with the shape and the order of a parameter."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return part.as_strided(parameter.size(), strides)
+
+
+def same_memory(gradient: Tensor | None, view: Tensor) -> bool:
+    """Whether the gradient lies in its bucket."""
+    return gradient is not None and gradient.data_ptr() == view.data_ptr()
 
 
 def build_buckets(
     parameters: Sequence[Tensor],
     cap_mb: float | None,
-    order: Sequence[int] | None = None,
+    order: Sequence[int] = (),
 ) -> list[Bucket]:
     """Plan and allocate buckets, for gradients that become ready in `order`.
 
     `cap_mb` is torch's option, in MiB. None: 25, and 1 for the first bucket.
     While the order is not known, the last parameters' bucket goes first.
     """
-    cap = int((25 if cap_mb is None else cap_mb) * MIB)
+    first_cap_mb, cap_mb = (1, 25) if cap_mb is None else (cap_mb, cap_mb)
     plan = plan_buckets(
         [parameter.nbytes for parameter in parameters],
         [(parameter.dtype, parameter.device) for parameter in parameters],
-        range(len(parameters)) if order is None else order,
-        cap,
-        first_cap_bytes=MIB if cap_mb is None else cap,
+        order or range(len(parameters)),
+        int(cap_mb * MIB),
+        int(first_cap_mb * MIB),
     )
-    if order is None:
+    if not order:
         plan.sort(key=min, reverse=True)
-    buckets = [
-        Bucket(index, indices, [parameters[i] for i in indices])
-        for index, indices in enumerate(plan)
-    ]
-    buckets[-1]._is_last = True
-    return buckets
+    return [Bucket(index, plan, parameters) for index in range(len(plan))]

@@ -1,9 +1,8 @@
 """What `DistributedDataParallel` refuses, each with a sentence."""
 
-import inspect
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,14 +10,9 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 NOT_HERE = (
-    "static_graph",
-    "delay_all_reduce_named_params",
-    "param_to_hook_all_reduce",
-    "mixed_precision",
-    "device_mesh",
-    "skip_all_reduce_unused_params",
-    "bucket_cap_mb_list",
-    "batched_grad_copy",
+    "static_graph delay_all_reduce_named_params param_to_hook_all_reduce "
+    "mixed_precision device_mesh skip_all_reduce_unused_params "
+    "bucket_cap_mb_list batched_grad_copy"
 )
 
 CURES = (
@@ -30,7 +24,7 @@ CURES = (
 
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise `NotImplementedError` for an option that only torch has."""
-    for name in NOT_HERE:
+    for name in NOT_HERE.split():
         if options[name]:
             raise NotImplementedError(
                 f"miniddp's DistributedDataParallel has no {name}: "
@@ -38,15 +32,10 @@ def refuse_options(options: Mapping[str, Any]) -> None:
             )
 
 
-class BufferSync(NamedTuple):
-    """When rank 0's buffers are copied to all ranks."""
-
-    at_start: bool
-    in_forward: bool
-
-
-def buffer_sync(broadcast: bool | None, forward: bool | None) -> BufferSync:
-    """What torch makes of its two options, with its warning."""
+def buffer_sync(
+    broadcast: bool | None, forward: bool | None
+) -> tuple[bool, bool]:
+    """Whether buffers are copied at the start, and in forward, as in torch."""
     if broadcast is not None:
         warnings.warn(
             "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` "
@@ -55,8 +44,8 @@ def buffer_sync(broadcast: bool | None, forward: bool | None) -> BufferSync:
             stacklevel=3,
         )
     if forward is not None:
-        return BufferSync(True, forward)
-    return BufferSync(broadcast is not False, broadcast is not False)
+        return True, forward
+    return broadcast is not False, broadcast is not False
 
 
 def check_module(
@@ -65,23 +54,22 @@ def check_module(
     output_device: int | torch.device | None,
 ) -> None:
     """Raise as torch for a module that cannot be wrapped so."""
-    named = list(module.named_parameters())
-    if not any(parameter.requires_grad for _, parameter in named):
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have "
             "any parameter that requires a gradient."
         )
-    types = {parameter.device.type for _, parameter in named}
-    if len(types) > 1:
+    devices = {parameter.device for parameter in module.parameters()}
+    places = ", ".join(sorted(map(str, devices)))
+    if len({device.type for device in devices}) > 1:
         raise ValueError(
             "DistributedDataParallel's input module must be on the same type "
-            f"of devices, but its parameters are on {sorted(types)}."
+            f"of devices, but its parameters are on {places}."
         )
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(
             "device_ids can only be None or contain a single element."
         )
-    devices = {parameter.device for _, parameter in named}
     for wanted in [*(device_ids or ()), output_device]:
         if isinstance(wanted, int):
             wanted = torch.device("cuda", wanted)
@@ -89,22 +77,23 @@ def check_module(
             raise ValueError(
                 "device_ids and output_device must name the one GPU of the "
                 f"module, but got {device_ids} and {output_device} for "
-                f"parameters on {', '.join(sorted(map(str, devices)))}."
+                f"parameters on {places}."
             )
 
 
-def check_hook(hook: Any) -> None:
-    """Raise `TypeError` or `ValueError` as torch for what is no hook."""
+def check_hook(hook: Any, registered: Any) -> None:
+    """Raise as torch for what is no hook, and for a second one."""
     if not callable(hook):
         raise TypeError("Communication hook must be callable.")
-    signature = inspect.signature(hook)
-    bucket = signature.parameters.get("bucket")
-    if bucket and bucket.annotation not in (inspect._empty, GradBucket):
+    if registered:
+        raise RuntimeError("register_comm_hook can only be called once.")
+    notes = getattr(hook, "__annotations__", {})
+    if notes.get("bucket", GradBucket) != GradBucket:
         raise ValueError(
             "Communication hook: bucket annotation should be dist.GradBucket."
         )
     future = torch.futures.Future[torch.Tensor]
-    if signature.return_annotation not in (inspect._empty, future):
+    if notes.get("return", future) != future:
         raise ValueError(
             "Communication hook: return annotation should be "
             "torch.futures.Future[torch.Tensor]."
@@ -144,12 +133,12 @@ def not_finished(names: Sequence[str], ready: Container[int]) -> RuntimeError:
     return RuntimeError(
         "Expected to have finished reduction in the prior iteration before "
         "starting a new one: parameters which did not receive grad for rank "
-        f"{dist.get_rank()}: {listed(missing)}. {CURES}"
+        f"{dist.get_rank()}: {shortened(missing)}. {CURES}"
     )
 
 
 def left_out(
-    names: Iterable[str], counts: Iterable[int], world_size: int
+    names: Sequence[str], counts: Sequence[int], world_size: int
 ) -> RuntimeError:
     """The error of a backward pass that left gradients out on some rank."""
     missing = [
@@ -159,28 +148,12 @@ def left_out(
     ]
     return RuntimeError(
         f"{len(missing)} parameter(s) got no gradient in this backward pass: "
-        f"{listed(missing)}. {CURES}"
+        f"{shortened(missing)}. {CURES}"
     )
 
 
-def listed(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-
-
-def second_backward() -> RuntimeError:
-    """The error of another backward through what has been averaged."""
-    return RuntimeError(
-        "backward ran again through a forward pass whose gradients are "
-        "averaged already: call the model again first, or run the first "
-        "forward and backward inside no_sync()"
-    )
-
-
-def second_hook() -> RuntimeError:
-    return RuntimeError(
-        "register_comm_hook or register_builtin_comm_hook can only be called "
-        "once."
-    )
 
 
 def check_default_group(process_group: dist.ProcessGroup | None) -> None:

@@ -74,16 +74,16 @@ class DistributedDataParallel(nn.Module):
         checks.refuse_options(locals())
         super().__init__()
         check_group(process_group)
+        at_start, self.forward_sync_buffers = checks.buffer_sync(
+            broadcast_buffers, forward_sync_buffers
+        )
         if init_sync:
             replicate.verify_replicas(module, process_group, values=False)
+            replicate.broadcast_module(module, process_group, 0, at_start)
         checks.check_module(module, device_ids, output_device)
-        sync = checks.buffer_sync(broadcast_buffers, forward_sync_buffers)
-        if init_sync:
-            replicate.broadcast_module(module, process_group, 0, sync.at_start)
         self.module = module
         self.process_group = process_group or dist.group.WORLD
         self.device_ids = device_ids
-        self.forward_sync_buffers = sync.in_forward
         self.find_unused_parameters = find_unused_parameters
         self.check_reduction = check_reduction
         self.gradient_as_bucket_view = gradient_as_bucket_view
@@ -96,7 +96,7 @@ class DistributedDataParallel(nn.Module):
         if torch.is_grad_enabled():
             self.reducer.rebuild_buckets()
         if self.forward_sync_buffers and self.require_forward_param_sync:
-            buffers = list(self.module.buffers())
+            buffers = self.module.buffers()
             replicate.broadcast_coalesced(buffers, self.process_group)
         if self.device_ids:
             to = {"device": self.device_ids[0], "non_blocking": True}
@@ -122,9 +122,7 @@ class DistributedDataParallel(nn.Module):
 
         Raises `TypeError`, `ValueError`; for a second hook `RuntimeError`.
         """
-        checks.check_hook(hook)
-        if self.reducer.comm_hook:
-            raise checks.second_hook()
+        checks.check_hook(hook, self.reducer.comm_hook)
         self.reducer.comm_hook = hook, state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,19 +150,22 @@ class Reducer:
         self.cap_mb = ddp.bucket_cap_mb
         self.comm_hook: tuple[Hook, Any] | None = None
         self.lock = threading.RLock()  # backward has a thread for each device
-        self.expecting = self.rebuilt = False
+        self.expecting = False
+        self.rebuilt = ddp.find_unused_parameters  # then orders may change
         self.ready: dict[int, None] = {}  # parameters, in order
         self.first_order: list[int] = []
         self.launched: list[tuple[Bucket, Any]] = []
-        first_cap = self.cap_mb if ddp.find_unused_parameters else sys.maxsize
-        self.use(build_buckets(self.parameters, first_cap))
+        self.initialize_buckets(self.cap_mb if self.rebuilt else sys.maxsize)
+        me = weakref.proxy(self)  # hooks do not keep the reducer alive
         for i, parameter in enumerate(self.parameters):
-            hook = partial(tell, weakref.ref(self), i)
-            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _, i=i: me.autograd_hook(i)
+            )
             weakref.finalize(self, handle.remove)
 
-    def use(self, buckets: list[Bucket]) -> None:
-        self.buckets = buckets
+    def initialize_buckets(self, cap_mb: float | None) -> None:
+        order = self.first_order
+        self.buckets = build_buckets(self.parameters, cap_mb, order)
         self.place_of = {
             i: (bucket, view)
             for bucket in self.buckets
@@ -186,8 +187,10 @@ class Reducer:
 
     # Hook
 
-    def on_gradient(self, i: int) -> None:
+    def autograd_hook(self, i: int) -> None:
         """Autograd has accumulated the gradient of parameter i."""
+        if not self.expecting:
+            return
         with self.lock:
             self.put_into_bucket(i)
             self.launch_full_buckets()
@@ -257,8 +260,8 @@ class Reducer:
             return
         order = torch.tensor(self.first_order).to(self.parameters[0].device)
         dist.broadcast(order, group=self.group, group_src=0)
-        before = self.place_of
-        self.use(build_buckets(self.parameters, self.cap_mb, order.tolist()))
+        before, self.first_order = self.place_of, order.tolist()
+        self.initialize_buckets(self.cap_mb)
         self.rebuilt = True
         for i, parameter in enumerate(self.parameters):
             if same_memory(parameter.grad, before[i][1]):
@@ -267,14 +270,8 @@ class Reducer:
 
 
 def build_reducer(ddp: DistributedDataParallel) -> Reducer:
-    if ddp.find_unused_parameters or ddp.check_reduction:
-        from miniddp import unused
+    from miniddp import unused  # which imports this module
 
-        return unused.build_reducer(ddp)
-    return Reducer(ddp)
-
-
-def tell(reducer: "weakref.ref[Reducer]", i: int, _: Tensor) -> None:
-    """The hook of parameter i: it does not keep the reducer alive."""
-    if (alive := reducer()) and alive.expecting:
-        alive.on_gradient(i)
+    if ddp.find_unused_parameters:
+        return unused.SearchingReducer(ddp)
+    return (unused.CheckingReducer if ddp.check_reduction else Reducer)(ddp)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from miniddp.process import device
 from miniddp.replicate import verify_replicas
 
 
@@ -51,7 +52,7 @@ class SimpleDDP(nn.Module):
         """Replace every gradient by its mean over the ranks, after backward.
 
         Raises `RuntimeError` on every rank, and changes no gradient, if a
-        parameter has one on some ranks only, or a sparse one.
+        parameter has one on some ranks only, or a sparse one on any.
         """
         if not self.do_sync:
             return
@@ -67,20 +68,17 @@ class SimpleDDP(nn.Module):
 
     def _check_gradients(self) -> None:
         """A rank with one all-reduce less would leave the others waiting."""
-        named = list(self.module.named_parameters())
-        if not named:
-            return
-        here = [p.requires_grad and p.grad is not None for _, p in named]
-        counts = torch.tensor(
-            here, dtype=torch.int32, device=named[0][1].device
-        )
-        dist.all_reduce(counts, group=self.process_group)
         world_size = dist.get_world_size(self.process_group)
-        for (name, parameter), count in zip(
-            named, counts.tolist(), strict=True
-        ):
-            gradient = parameter.grad
+        votes = {}
+        for name, parameter in self.module.named_parameters():
+            gradient = parameter.grad if parameter.requires_grad else None
+            votes[name] = int(gradient is not None)
             if gradient is not None and gradient.layout is not torch.strided:
+                votes[name] = -world_size  # whatever others add, below zero
+        counts = torch.tensor(list(votes.values()), device=device())
+        dist.all_reduce(counts, group=self.process_group)
+        for name, count in zip(votes, counts.tolist(), strict=True):
+            if count < 0:
                 raise RuntimeError(
                     f"parameter {name!r} has a sparse gradient, which cannot "
                     "be averaged: build its layer with sparse=False"

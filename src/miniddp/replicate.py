@@ -1,16 +1,17 @@
 """Replicas: all ranks start from the same parameters and buffers."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from miniddp.bucket import plan_buckets
 from miniddp.process import check_group
 
-MESSAGE_BYTES = 250 * 2**20
+CAP_BYTES = 250 * 2**20
 Group = dist.ProcessGroup | None
 
 
@@ -24,52 +25,34 @@ def broadcast_module(
 
     `src` counts within the group. Shapes and dtypes must agree on all ranks.
     """
-    tensors: list[Tensor] = [*module.parameters()]
-    if buffers:
-        tensors += module.buffers()
-    broadcast_coalesced(tensors, process_group, src)
+    tensors = module.buffers() if buffers else ()
+    broadcast_coalesced([*module.parameters(), *tensors], process_group, src)
 
 
 @torch.no_grad()
 def broadcast_coalesced(
-    tensors: Sequence[Tensor], process_group: Group = None, src: int = 0
+    tensors: Iterable[Tensor], process_group: Group = None, src: int = 0
 ) -> None:
-    """Overwrite `tensors` with those of rank `src`, in few messages of bytes.
+    """Overwrite `tensors` with those of rank `src`, in a few messages.
 
     Any dtype and any strides travel; gaps between elements stay as they are.
     """
     check_group(process_group)
-    for message in _messages(tensors):
-        data = torch.cat([_bytes(tensor) for tensor in message])
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    sizes = [tensor.nbytes for tensor in tensors]
+    kinds = [(tensor.dtype, tensor.device) for tensor in tensors]
+    plan = plan_buckets(sizes, kinds, range(len(sizes)), CAP_BYTES, CAP_BYTES)
+    for indices in plan:
+        message = [tensors[i] for i in indices]
+        flat = torch.cat([tensor.reshape(-1) for tensor in message])
+        data = flat.view(torch.uint8)  # a backend need not know the dtype
         dist.broadcast(data, group=process_group, group_src=src)
-        parts = torch.split(data, [tensor.nbytes for tensor in message])
+        parts = torch.split(flat, [tensor.numel() for tensor in message])
         for tensor, part in zip(message, parts, strict=True):
-            # clone: a dtype's view must begin at a multiple of its size
-            new = part.clone().view(tensor.dtype).view(tensor.shape)
             # what is expanded (stride 0) is written once
             once = tuple(slice(None if s else 1) for s in tensor.stride())
             # data: backward may still want the module as it was in forward
-            tensor.data[once].copy_(new[once])
-
-
-def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one device that travel together, the message bounded."""
-    for device in dict.fromkeys(tensor.device for tensor in tensors):
-        message: list[Tensor] = []
-        for tensor in tensors:
-            if tensor.device != device or tensor.numel() == 0:
-                continue
-            size = sum(t.nbytes for t in message) + tensor.nbytes
-            if message and size > MESSAGE_BYTES:
-                yield message
-                message = []
-            message.append(tensor)
-        if message:
-            yield message
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            tensor.data[once].copy_(part.view(tensor.shape)[once])
 
 
 def verify_replicas(
@@ -107,15 +90,13 @@ def verify_replicas(
 
 
 def _fingerprints(module: nn.Module, values: bool) -> Iterator[str]:
-    named = [
-        *(("parameter", *each) for each in module.named_parameters()),
-        *(("buffer", *each) for each in module.named_buffers()),
-    ]
-    for kind, name, tensor in named:
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         about = f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}"
         if tensor.requires_grad:
             about += " trained"
         if values and not tensor.is_meta:
-            data = _bytes(tensor).cpu().numpy().data
+            flat = tensor.detach().contiguous().reshape(-1)
+            data = flat.view(torch.uint8).cpu().numpy().data
             about += f" #{hashlib.blake2b(data, digest_size=8).hexdigest()}"
         yield f"{kind} {name!r} ({about})"

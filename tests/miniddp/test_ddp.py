@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -118,25 +119,64 @@ def test_the_next_forward_names_a_missing_gradient() -> None:
         )
 
 
-def leave_out_an_output(rank: int) -> None:
+@dataclass
+class Two:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class OfNoKnownKind:
+    def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+        self.first, self.second = first, second
+
+
+def leave_out_an_output(rank: int, kind: type) -> None:
     class TwoHeads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.heads = nn.ModuleList(nn.Linear(5, 3) for _ in range(2))
 
-        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-            return [head(x) for head in self.heads]
+        def forward(self, x: torch.Tensor) -> Any:
+            first, second = (head(x) for head in self.heads)
+            return kind([first, second]) if kind is list else kind(first, second)
+
+    def outputs() -> tuple[torch.Tensor, torch.Tensor]:
+        output = ddp(torch.randn(3, 5))
+        return output if kind is list else (output.first, output.second)
 
     ddp = miniddp.DistributedDataParallel(TwoHeads(), check_reduction=True)
-    first, second = ddp(torch.randn(3, 5))
+    first, second = outputs()
     (first.sum() + second.sum()).backward()
-    ddp(torch.randn(3, 5))[0].sum().backward()
+    ddp_cases.assert_equal_on_all_ranks(ddp)
+    first, _ = outputs()
+    first.sum().backward()
 
 
-def test_check_reduction_names_what_an_unused_output_left_out() -> None:
-    for message in fails_on_every_rank(2, leave_out_an_output):
+@pytest.mark.parametrize("kind", [list, Two, OfNoKnownKind])
+def test_check_reduction_names_what_an_unused_output_left_out(kind: type) -> None:
+    for message in fails_on_every_rank(2, leave_out_an_output, kind):
         assert "'heads.1.weight' (on 2 of 2 ranks)" in message
         assert "heads.0" not in message
+
+
+def leave_out_everything(rank: int) -> None:
+    """Rank 0 has an output that no parameter had a part in."""
+
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if rank == 0 else self.layer(x)
+
+    ddp = miniddp.DistributedDataParallel(Skip(), check_reduction=True)
+    ddp(torch.randn(3, 5, requires_grad=True)).sum().backward()
+
+
+def test_check_reduction_on_a_rank_without_any_gradient() -> None:
+    for message in fails_on_every_rank(2, leave_out_everything):
+        assert "'layer.weight' (on 1 of 2 ranks)" in message
 
 
 def goes_on_after_a_hook_failed(rank: int) -> None:
@@ -182,16 +222,27 @@ def test_check_reduction_lets_pass() -> None:
     run(check_reduction_lets_pass, 2)
 
 
-def backward_twice(rank: int, option: str) -> None:
-    ddp = miniddp.DistributedDataParallel(Mlp(), **{option: True})
+def backward_twice(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp(), check_reduction=True)
     loss = ddp(torch.randn(2, 5)).sum()
     loss.backward(retain_graph=True)
     loss.backward()
 
 
-@pytest.mark.parametrize("option", ["check_reduction", "find_unused_parameters"])
-def test_a_second_backward_through_one_forward(option: str) -> None:
-    for message in fails_on_every_rank(2, backward_twice, option):
+def backward_twice_through_a_dataclass(rank: int) -> None:
+    class Linear(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Two:
+            return Two(super().forward(x), x)
+
+    ddp = miniddp.DistributedDataParallel(Linear(5, 3), check_reduction=True)
+    loss = ddp(torch.randn(2, 5)).first.sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+@pytest.mark.parametrize("fn", [backward_twice, backward_twice_through_a_dataclass])
+def test_a_second_backward_through_one_forward(fn: Any) -> None:
+    for message in fails_on_every_rank(2, fn):
         assert "backward ran again" in message
         assert "no_sync" in message
 
@@ -250,7 +301,7 @@ def launched_from_two_threads(rank: int) -> list[int]:
     reducer.finish = lambda: None
     numbers = range(len(reducer.parameters) - 1)  # the last one would end a backward pass
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(torch.no_grad()(reducer.on_gradient), numbers))
+        list(pool.map(torch.no_grad()(reducer.autograd_hook), numbers))
     return order
 
 
@@ -309,7 +360,7 @@ def refused(rank: int, options: dict[str, Any]) -> None:
         ({"device_ids": [0, 1]}, "ValueError: device_ids can only be None or contain a single"),
         *(
             ({name: True}, f"NotImplementedError: miniddp's DistributedDataParallel has no {name}")
-            for name in checks.NOT_HERE
+            for name in checks.NOT_HERE.split()
         ),
     ],
 )

@@ -197,6 +197,13 @@ def sparse_gradient(rank: int) -> dict[str, Any]:
     return {"error": error, "unchanged": torch.equal(before, ddp.module[1].weight.grad)}
 
 
+def sparse_gradient_on_one_rank(rank: int) -> dict[str, Any]:
+    ddp = linear_with_gradient(rank, torch.float32)
+    if rank == 1:
+        ddp.module.weight.grad = ddp.module.weight.grad.to_sparse()
+    return {"error": message(ddp.sync_gradients)}
+
+
 def mixed_dtypes(rank: int) -> dict[str, Any]:
     torch.manual_seed(0)
     ddp = SimpleDDP(nn.ModuleList(nn.Linear(3, 2).to(dtype) for dtype in DTYPES))
@@ -298,6 +305,7 @@ CASES = [
     frozen_on_one_rank,
     old_gradient_of_a_frozen_parameter,
     sparse_gradient,
+    sparse_gradient_on_one_rank,
     mixed_dtypes,
     layouts,
     switches,
@@ -350,6 +358,11 @@ def test_a_sparse_gradient_is_named_everywhere(ranks: RankResults) -> None:
     for error in of(ranks, "sparse_gradient", "error"):
         assert error.startswith("RuntimeError: parameter '0.weight' has a sparse gradient")
     assert all(of(ranks, "sparse_gradient", "unchanged"))
+
+
+def test_a_sparse_gradient_of_one_rank_is_named_everywhere(ranks: RankResults) -> None:
+    for error in of(ranks, "sparse_gradient_on_one_rank", "error"):
+        assert error.startswith("RuntimeError: parameter 'weight' has a sparse gradient")
 
 
 def test_every_dtype_is_averaged_in_its_own_dtype(ranks: RankResults) -> None:

@@ -204,44 +204,54 @@ def test_no_process_group(function: Callable[[nn.Module], None]) -> None:
         function(nn.Linear(1, 1))
 
 
+def sent_by(fn: Callable[[], None]) -> list[int]:
+    """The bytes of each broadcast."""
+    sent = []
+
+    def broadcast(tensor: torch.Tensor, **options: Any) -> None:
+        sent.append(tensor.nbytes)
+        collective(tensor, **options)
+
+    collective, dist.broadcast = dist.broadcast, broadcast
+    fn()
+    dist.broadcast = collective
+    return sent
+
+
 def large_and_empty(rank: int) -> tuple[list[int], torch.Tensor]:
-    """A tensor larger than a message goes alone; what is empty does not go at all."""
-    replicate.MESSAGE_BYTES = 64
+    replicate.CAP_BYTES = 64
     module = nn.Module()
     module.register_buffer("empty", torch.empty(0))
     module.register_buffer("large", torch.full((30,), float(rank)))
     module.register_buffer("small", torch.full((3,), float(rank)))
-    sizes = [len(message) for message in replicate._messages(list(module.buffers()))]
-    broadcast_module(module)
+    sent = sent_by(lambda: broadcast_module(module))
     broadcast_module(nn.ModuleList())
-    return sizes, torch.cat([module.large, module.small])
+    return sent, torch.cat([module.large, module.small])
 
 
-def test_a_message_is_never_empty() -> None:
-    for sizes, values in run(large_and_empty, 2):
-        assert sizes == [1, 1]
+def test_messages_have_a_cap_and_none_is_empty() -> None:
+    for sent, values in run(large_and_empty, 2):
+        assert sent == [120, 12]
         assert not values.any()
 
 
-def gaps(rank: int) -> tuple[torch.Tensor, int]:
+def gaps(rank: int) -> tuple[torch.Tensor, list[int]]:
     """A buffer that is every second column of a table, and how many messages were sent."""
     table = torch.full((3, 4), float(rank))
     module = nn.Module()
     module.register_buffer("even", table[:, ::2])
+    module.register_buffer("scalar", torch.tensor(float(rank)))
     module.register_buffer("mask", torch.tensor([rank == 0, True]))
     module.register_parameter("scale", nn.Parameter(torch.full((3,), float(rank)).half()))
-    sent = []
-    broadcast = dist.broadcast
-    dist.broadcast = lambda *args, **kwargs: (sent.append(args), broadcast(*args, **kwargs))
-    broadcast_module(module)
-    dist.broadcast = broadcast
+    sent = sent_by(lambda: broadcast_module(module))
     assert module.mask.all()
     assert not module.scale.any()
-    return table, len(sent)
+    assert not module.scalar.any()
+    return table, sent
 
 
-def test_a_broadcast_leaves_the_gaps_of_a_buffer_alone_and_takes_one_message() -> None:
-    for rank, (table, messages) in enumerate(run(gaps, 2)):
+def test_a_broadcast_leaves_the_gaps_of_a_buffer_alone_and_takes_a_message_for_each_dtype() -> None:
+    for rank, (table, sent) in enumerate(run(gaps, 2)):
         assert not table[:, ::2].any()
         assert (table[:, 1::2] == rank).all()
-        assert messages == 1
+        assert sorted(sent) == [2, 6, 28]
