@@ -122,3 +122,9 @@ export const binaryBytes = (value) => withUnit(value, ["B", "KiB", "MiB", "GiB"]
 export const percent = (part) => `${(100 * part).toFixed(part < 0.0995 || part > 0.9905 ? 1 : 0)}\u00a0%`;
 
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+/** A round distance between marks, so that there are `most` at most between 0 and `end`. */
+export function tick(end, most) {
+  const power = 10 ** Math.floor(Math.log10(end / most));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => end / step <= most);
+}

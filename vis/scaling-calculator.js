@@ -1,23 +1,103 @@
-// The scaling calculator: what a step of DDP takes on N ranks, by the models of instruments.cost,
-// instruments.overlap and instruments.memory.
+// The scaling calculator: what a step of DDP takes on N ranks, by the models of
+// instruments.simulator, instruments.network and instruments.memory.
 
-import { bytes, choice, html, mount, number, percent, plural, seconds, slider, svg } from "./interactive.js";
+import { bytes, choice, html, mount, number, percent, plural, seconds, slider } from "./interactive.js";
+import { allReduceSeconds } from "./network.js";
+import { SCALING } from "./published.js";
+import { MIB, evenLayers, simulate, slowestOf } from "./simulator.js";
+import { inner, plot, streams } from "./streams.js";
 
-const MIB = 2 ** 20;
 const FORWARD = 1 / 3; // of the compute: 2 FLOPs per parameter and token, backward takes 4
 const MOST_BUCKETS = 5000;
+const MOST_RANKS = 16384;
 
-// instruments.cost --------------------------------------------------------------------------------
+// What is put in ------------------------------------------------------------------------------
 
-/** 2 (N − 1) α + 2 (N − 1)/N S β seconds. A link is { alpha, beta }. */
-export const ringAllReduceSeconds = (size, worldSize, { alpha, beta }) =>
-  2 * ((worldSize - 1) * alpha + ((size * (worldSize - 1)) / worldSize) * beta);
+// What a program reaches of the data sheets, and latencies, as instruments.network.NODES has them.
+const GPUS = [
+  { name: "H100 SXM, NVLink 4", peak: 989.5, inside: 360, switch: 292.5, hop: 0.6 },
+  { name: "A100 SXM, NVLink 3", peak: 312, inside: 240, switch: 0, hop: 0.6 },
+];
+const NETWORKS = [
+  { name: "8 × 400 Gb/s InfiniBand", card: 47.5, cards: 8, wire: 5 },
+  { name: "8 × 200 Gb/s InfiniBand", card: 23.75, cards: 8, wire: 5 },
+  { name: "8 × 400 Gb/s EFA", card: 47.5, cards: 8, wire: 25 },
+  { name: "4 × 100 Gb/s EFA", card: 11.875, cards: 4, wire: 73 },
+];
+const SWITCH_ALPHA = 3.4e-6;
 
-/** Reduce-scatter within nodes, all-reduce of each part between nodes, all-gather within nodes. */
-export const hierarchicalAllReduceSeconds = (size, ranksPerNode, nodes, intra, inter) =>
-  ringAllReduceSeconds(size, ranksPerNode, intra) + ringAllReduceSeconds(size / ranksPerNode, nodes, inter);
+/** Every input: what it starts with, and what it may be. All are numbers. */
+export const INPUTS = {
+  ranks: { value: 8, min: 1, max: MOST_RANKS, whole: true },
+  node: { value: 8, oneOf: [1, 2, 4, 8] },
+  parameters: { value: 361.8, min: 0.001, max: 1e6 }, // million
+  gradient: { value: 4, oneOf: [2, 4] }, // bytes per element
+  tokens: { value: 8192, min: 1, max: 1e9 }, // of a rank's micro-batch
+  batches: { value: 1, min: 1, max: 1000, whole: true }, // micro-batches of a step
+  peak: { value: GPUS[0].peak, min: 0.001, max: 1e6 }, // TFLOP/s
+  reached: { value: 40, min: 0.1, max: 100 }, // % of the peak
+  time: { value: 0, min: 0, max: 1e7 }, // ms of a micro-batch; 0: by FLOPs
+  bucket: { value: 25, min: 0.01, max: 1e6 }, // MiB
+  inside: { value: GPUS[0].inside, min: 1e-4, max: 1e5 }, // GB/s
+  switch: { value: GPUS[0].switch, min: 0, max: 1e5 }, // GB/s; 0: the switch does not add
+  hop: { value: GPUS[0].hop, min: 0, max: 1e7 }, // µs
+  card: { value: NETWORKS[0].card, min: 1e-4, max: 1e5 }, // GB/s
+  cards: { value: NETWORKS[0].cards, min: 1, max: 64, whole: true },
+  wire: { value: NETWORKS[0].wire, min: 0, max: 1e7 }, // µs
+  spread: { value: 0, min: 0, max: 100 }, // % of the compute
+  stolen: { value: 0, min: 0, max: 100 }, // % of the compute
+};
 
-// miniddp.bucket and instruments.overlap ----------------------------------------------------------
+const DEFAULTS = Object.fromEntries(Object.entries(INPUTS).map(([name, { value }]) => [name, value]));
+
+/** The numbers of ranks that fill their nodes: 1, 2, 4 … to one node, then whole nodes. */
+export function worldSizes(ranksPerNode, most = MOST_RANKS) {
+  const sizes = [];
+  for (let ranks = 1; ranks < ranksPerNode; ranks *= 2) sizes.push(ranks);
+  for (let ranks = ranksPerNode; ranks <= most; ranks *= 2) sizes.push(ranks);
+  return sizes;
+}
+
+// The address ---------------------------------------------------------------------------------
+
+const brief = (text) => (text.length > 40 ? `${text.slice(0, 40)}…` : text);
+
+function expected({ oneOf, min, max, whole }) {
+  if (oneOf) return `one of ${oneOf.join(", ")}`;
+  return `a ${whole ? "whole " : ""}number from ${min} to ${max}`;
+}
+
+function isAllowed(value, { oneOf, min, max, whole }) {
+  if (oneOf) return oneOf.includes(value);
+  return value >= min && value <= max && (!whole || Number.isInteger(value));
+}
+
+/**
+ * The inputs in the query of an address, `?sizing=ranks:64,tokens:4096`, and what is wrong with
+ * it, in a line, or null. With anything wrong the inputs are the defaults.
+ */
+export function readAddress(query) {
+  const text = new URLSearchParams(query).get("sizing");
+  const inputs = { ...DEFAULTS };
+  const refuse = (problem) => ({ inputs: { ...DEFAULTS }, problem: `${problem} These are the defaults.` });
+  for (const part of text ? text.split(",") : []) {
+    const [name, given, ...more] = part.split(":");
+    if (!Object.hasOwn(INPUTS, name)) return refuse(`The address has “${brief(name)}”, which is none of ${Object.keys(INPUTS).join(", ")}.`);
+    const value = /^\d+(\.\d+)?(e[+-]?\d+)?$/.test(given ?? "") && !more.length ? Number(given) : NaN;
+    if (!isAllowed(value, INPUTS[name])) return refuse(`The address has ${name}:${brief(part.slice(name.length + 1))}, expected ${expected(INPUTS[name])}.`);
+    inputs[name] = value;
+  }
+  if (!worldSizes(inputs.node).includes(inputs.ranks)) return refuse(`The address has ranks:${inputs.ranks}, expected a power of 2.`);
+  return { inputs, problem: null };
+}
+
+/** The query that `readAddress` reads: what differs from the defaults. */
+export function writeAddress(inputs) {
+  const parts = Object.keys(INPUTS).filter((name) => inputs[name] !== DEFAULTS[name]).map((name) => `${name}:${inputs[name]}`);
+  return `?sizing=${parts.join(",")}`;
+}
+
+// A step --------------------------------------------------------------------------------------
 
 /** Bytes of the buckets: the first is small, so that communication starts early. */
 export function bucketBytes(total, cap, firstCap) {
@@ -28,33 +108,53 @@ export function bucketBytes(total, cap, firstCap) {
   return rest > full * cap ? [...sizes, rest - full * cap] : sizes;
 }
 
-/** When the buckets are ready if backward produces as many bytes in every second. */
-export function readyTimes(sizes, backward) {
-  const total = sizes.reduce((sum, size) => sum + size, 0);
-  let done = 0;
-  return sizes.map((size) => {
-    done += size;
-    return backward * Math.min(1, done / total);
-  });
+/** Seconds of forward and backward of a micro-batch: as given, or 6 FLOPs per parameter and token. */
+export const computeSeconds = ({ time, parameters, tokens, peak, reached }) =>
+  (time > 0 ? 1e-3 * time : (6 * parameters * 1e6 * tokens) / (peak * 1e12 * 0.01 * reached));
+
+const link = (alpha, rate) => ({ alpha: alpha * 1e-6, beta: 1 / (rate * 1e9) });
+
+/** The nodes as instruments.network has them. */
+export const networkOf = ({ node, inside, hop, card, cards, wire, ...inputs }) => ({
+  ranksPerNode: node,
+  rails: cards,
+  inside: link(hop, inside),
+  rail: link(wire, card),
+  switch: inputs.switch > 0 ? { ...link(0, inputs.switch), alpha: SWITCH_ALPHA } : null,
+});
+
+const gradientTotal = ({ parameters, gradient }) => Math.round(parameters * 1e6) * gradient;
+
+/** A step on `worldSize` ranks, and its efficiency, speed-up and tokens per second. */
+export function step(inputs, worldSize) {
+  const network = networkOf(inputs);
+  const cap = inputs.bucket * MIB;
+  const sizes = bucketBytes(gradientTotal(inputs), cap, inputs.bucket === INPUTS.bucket.value ? MIB : cap);
+  const compute = computeSeconds(inputs);
+  const made = simulate(
+    evenLayers(sizes, compute * FORWARD, compute * (1 - FORWARD)),
+    (size) => allReduceSeconds(network, size, worldSize),
+    null,
+    { stolen: 0.01 * inputs.stolen, slowest: slowestOf(worldSize, 0.01 * inputs.spread) },
+  );
+  // The micro-batches before the last one only compute.
+  const earlier = (inputs.batches - 1) * compute * slowestOf(worldSize, 0.01 * inputs.spread);
+  const alone = inputs.batches * compute;
+  const total = earlier + made.seconds;
+  return {
+    sizes, earlier, spans: made.spans, communication: made.communication,
+    seconds: total, compute: alone, exposed: Math.max(0, total - alone),
+    efficiency: alone / total,
+    speedup: (worldSize * alone) / total,
+    tokensPerSecond: (worldSize * inputs.batches * inputs.tokens) / total,
+  };
 }
 
-/** All-reduces one at a time: each starts when its bucket is ready and the one before it is done. */
-export function overlap(ready, durations, backward) {
-  let free = 0;
-  const starts = [];
-  const ends = durations.map((duration, i) => {
-    starts.push(Math.max(ready[i], free));
-    free = starts[i] + duration;
-    return free;
-  });
-  return { starts, ends, exposed: Math.max(0, free - backward) };
-}
-
-// instruments.memory ------------------------------------------------------------------------------
+// instruments.memory --------------------------------------------------------------------------
 
 /** Bytes per parameter with Adam: all in fp32, or ZeRO's mixed precision. */
-export const bytesPerParameter = (gradientBytes) =>
-  gradientBytes === 4 ? { parameters: 4, gradients: 4, optimizer: 8 } : { parameters: 2, gradients: 2, optimizer: 12 };
+export const bytesPerParameter = (gradient) =>
+  gradient === 4 ? { parameters: 4, gradients: 4, optimizer: 8 } : { parameters: 2, gradients: 2, optimizer: 12 };
 
 /** Bytes on one rank. Stage 0 is DDP; 1 shards the optimizer's state, 2 gradients too, 3 all. */
 export function memoryPerRank(parameterCount, worldSize, stage, each) {
@@ -63,284 +163,198 @@ export function memoryPerRank(parameterCount, worldSize, stage, each) {
   return { parameters: of("parameters", 3), gradients: of("gradients", 2), optimizer: of("optimizer", 1) };
 }
 
-// A step --------------------------------------------------------------------------------------
+// Worked sizings ------------------------------------------------------------------------------
 
-/** Seconds of forward and backward of a micro-batch: 6 FLOPs per parameter and token. */
-export const computeSeconds = ({ parameters, tokens, peak, utilisation }) =>
-  (6 * parameters * tokens) / (peak * utilisation);
+const hours = (tokens, each) => tokens / each.tokensPerSecond / 3600;
+const duration = (count) => (count < 48 ? `${count.toFixed(count < 10 ? 1 : 0)} hours` : `${(count / 24).toFixed(count < 240 ? 1 : 0)} days`);
+const ratio = (value) => `${Number(value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0))}`;
 
-/**
- * A step on `worldSize` ranks. `inputs`: parameters, gradientBytes, compute (seconds of a
- * micro-batch), accumulation, bucketCap and firstCap (bytes), ranksPerNode, intra (a link), inter
- * (a link; its beta is that of the node's network, which the ranks of the node share).
- */
-export function step(inputs, worldSize) {
-  const { ranksPerNode, intra, inter } = inputs;
-  const nodes = worldSize / ranksPerNode;
-  const shared = { alpha: inter.alpha, beta: inter.beta * ranksPerNode };
-  const allReduce = (size) => (nodes <= 1
-    ? ringAllReduceSeconds(size, worldSize, intra)
-    : hierarchicalAllReduceSeconds(size, ranksPerNode, nodes, intra, shared));
-  const sizes = bucketBytes(inputs.parameters * inputs.gradientBytes, inputs.bucketCap, inputs.firstCap);
-  const durations = sizes.map(allReduce);
-  const backward = inputs.compute * (1 - FORWARD);
-  const sent = overlap(readyTimes(sizes, backward), durations, backward);
-  const compute = inputs.compute * inputs.accumulation;
-  const total = compute + sent.exposed;
-  return {
-    sizes, ...sent, backward, compute, seconds: total,
-    communication: durations.reduce((sum, duration) => sum + duration, 0),
-    efficiency: compute / total,
-    speedup: (worldSize * compute) / total,
-  };
-}
-
-/** The numbers of ranks that fill their nodes: 1, 2, 4 … to one node, then whole nodes. */
-export function worldSizes(ranksPerNode, most = 1024) {
-  const sizes = [];
-  for (let ranks = 1; ranks < ranksPerNode; ranks *= 2) sizes.push(ranks);
-  for (let ranks = ranksPerNode; ranks <= most; ranks *= 2) sizes.push(ranks);
-  return sizes;
-}
+/** Each has a title, the inputs that differ from the defaults, and says what they lead to. */
+export const SIZINGS = [
+  {
+    title: "360 million parameters on one node",
+    inputs: {},
+    says: (inputs) => {
+      const [one, all] = [step(inputs, 1), step(inputs, 8)];
+      return `Ten billion tokens take ${duration(hours(1e10, one))} on one H100 and ${duration(hours(1e10, all))} on eight, ` +
+        `${ratio(all.speedup)} times as fast: inside a node backward hides nearly all of the communication. Book the node.`;
+    },
+  },
+  {
+    title: "1.3 billion parameters, 8 to 1,024 GPUs",
+    inputs: { parameters: 1300, tokens: 2048, ranks: 1024, spread: 2 },
+    says: (inputs) => {
+      const row = (ranks, more = {}) => step({ ...inputs, ...more }, ranks);
+      const each = [8, 128, 1024].map((ranks) =>
+        `${ranks.toLocaleString("en")} GPUs take ${duration(hours(26e9, row(ranks)))} for 26 billion tokens at ${percent(row(ranks).efficiency)}`);
+      return `With 2,048 tokens on each GPU and ranks that differ by 2 %, ${each.join("; ")}. ` +
+        `Four micro-batches per step raise the last one to ${percent(row(1024, { batches: 4 }).efficiency)}, if the larger batch still learns.`;
+    },
+  },
+];
 
 // The page ------------------------------------------------------------------------------------
 
-const NVIDIA = "https://www.nvidia.com/en-us/data-center";
-const gigabytes = (amount) => 1 / (amount * 1e9);
-
-// GB/s in one direction. The data sheets give both directions together.
-const WITHIN = [
-  { name: "NVLink 4 (H100 SXM)", rate: 450, source: ["NVIDIA H100", `${NVIDIA}/h100/`, "900 GB/s, both directions together"] },
-  { name: "NVLink 3 (A100 SXM)", rate: 300, source: ["NVIDIA A100", `${NVIDIA}/a100/`, "600 GB/s, both directions together"] },
-  { name: "PCIe 5.0 x16", rate: 64, source: ["NVIDIA H100", `${NVIDIA}/h100/`, "128 GB/s, both directions together"] },
-  { name: "PCIe 4.0 x16", rate: 32, source: ["NVIDIA A100", `${NVIDIA}/a100/`, "64 GB/s, both directions together"] },
-];
-const BETWEEN = [
-  { name: "8 × 400 Gb/s InfiniBand", rate: 400 },
-  { name: "8 × 200 Gb/s InfiniBand", rate: 200 },
-  { name: "1 × 100 Gb/s Ethernet", rate: 12.5 },
-  { name: "1 × 25 Gb/s Ethernet", rate: 3.125 },
-  { name: "1 × 10 Gb/s Ethernet", rate: 1.25 },
-];
-
-const rounded = (value) => Number(value.toPrecision(4));
-const ratio = (value) => `${Number(value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0))}`;
-
-function recordedLinks(data) {
-  return data.filter(({ values }) => "alpha" in values && "beta" in values)
-    .map(({ kind, values }) => ({ name: `as recorded (${kind.toUpperCase()})`, alpha: values.alpha, beta: values.beta }));
+/** [GPUs, what each does of what it did at the first point]. */
+export function keptSpeed({ per, points }) {
+  const rate = ([gpus, value]) => (per === "gpu" ? value : value / gpus);
+  return points.map((point) => [point[0], rate(point) / rate(points[0])]);
 }
 
-function build(data) {
-  const recorded = data?.[0]?.values ?? {};
-  const within = [...recordedLinks(data ?? []), ...WITHIN];
-  const start = within[0].beta ? within[0] : WITHIN[3];
-  const inputs = {
-    parameters: recorded.parameters ?? 360e6,
-    gradientBytes: recorded.gradient_bytes ?? 4,
-    compute: recorded.compute_seconds ?? 0.25,
-    accumulation: 1,
-    bucketCap: 25 * MIB,
-    firstCap: MIB,
-    ranksPerNode: 8,
-    intra: { alpha: start.alpha ?? 10e-6, beta: start.beta ?? gigabytes(start.rate) },
-    inter: { alpha: 20e-6, beta: gigabytes(BETWEEN[2].rate) },
-  };
-  const flops = { tokens: 8192, peak: 989e12, utilisation: 0.4 };
-  let byFlops = false;
-  let position = 4;
-
-  const sizesNow = () => worldSizes(inputs.ranksPerNode);
-  const worldSize = () => sizesNow()[Math.min(position, sizesNow().length - 1)];
-  const change = (name) => (value) => {
+function calculator(inputs, complaint = null) {
+  const set = (name) => (value) => {
     inputs[name] = value;
     draw();
   };
-
-  // Inputs --------------------------------------------------------------------------------------
-
-  const field = (label, unit, value, factor, bounds, set) =>
-    number(label, { ...bounds, unit, value: rounded(value / factor) }, (typed) => {
-      set(typed * factor);
-      draw();
-    });
-
-  const time = field("Compute per micro-batch", "ms", inputs.compute, 1e-3, { min: 0.001, max: 1e7 }, (value) => {
-    inputs.compute = value;
-  });
-  const fromFlops = html("div", { class: "group", hidden: true },
-    field("Tokens per micro-batch", "", flops.tokens, 1, { min: 1, max: 1e9 }, (value) => { flops.tokens = value; }),
-    field("Peak", "TFLOP/s", flops.peak, 1e12, { min: 0.001, max: 1e6 }, (value) => { flops.peak = value; }),
-    field("Reached", "%", flops.utilisation, 0.01, { min: 0.1, max: 100 }, (value) => { flops.utilisation = value; }),
-    html("p", { class: "note" }, "6 FLOPs per parameter and token. The peak is bf16 without sparsity on an ", html("a", { href: `${NVIDIA}/h100/` }, "NVIDIA H100"), "; what is reached is an assumption."));
-
-  function linkFields(title, presets, chosen, link, note) {
-    const rate = field("Bandwidth", "GB/s", 1 / link.beta, 1e9, { min: 1e-4, max: 1e5 }, (value) => {
-      link.beta = 1 / value;
-      select.value = "";
-      say(null);
-    });
-    const latency = field("Latency", "µs", link.alpha, 1e-6, { min: 0, max: 1e7 }, (value) => {
-      link.alpha = value;
-    });
-    const source = html("p", { class: "note" });
-    const say = (preset) => source.replaceChildren(...(!preset ? ["Your own number."]
-      : preset.source ? [`${preset.rate} GB/s in one direction: `, html("a", { href: preset.source[1] }, preset.source[0]), `, ${preset.source[2]}.`]
-        : preset.beta ? ["Fitted in the run below."]
-          : [`${preset.rate} GB/s per node: the rate in its name.`]),
-      ` ${note}`, preset?.alpha === undefined ? " The latency is an assumption." : "");
-    const select = html("select", {
-      change: () => {
-        const preset = presets[Number(select.value)];
-        link.beta = preset.beta ?? gigabytes(preset.rate);
-        rate.box.value = rounded(1e-9 / link.beta);
-        if (preset.alpha !== undefined) {
-          link.alpha = preset.alpha;
-          latency.box.value = rounded(link.alpha / 1e-6);
-        }
-        say(preset);
-        draw();
-      },
-    }, html("option", { value: "", hidden: true }, "your own"), presets.map((preset, i) =>
-      html("option", { value: String(i), selected: preset === chosen }, preset.name)));
-    say(chosen);
-    return html("fieldset", { class: "group link" }, html("legend", {}, title),
-      html("label", { class: "select" }, html("span", {}, "Preset"), select), rate, latency, source);
+  const boxes = {};
+  function field(name, label, unit = "") {
+    const { min, max, whole } = INPUTS[name];
+    const made = number(label, { min, max, step: whole ? 1 : "any", unit, value: inputs[name] }, set(name));
+    boxes[name] = made.box;
+    return made;
   }
 
-  const ranks = slider("Ranks", { min: 0, max: sizesNow().length - 1, value: position, show: (value) => String(sizesNow()[value] ?? 0) }, (value) => {
-    position = value;
-    draw();
-  });
-
-  const controls = html("div", { class: "controls" },
-    html("div", { class: "group" },
-      field("Parameters", "million", inputs.parameters, 1e6, { min: 0.001, max: 1e7 }, (value) => { inputs.parameters = Math.round(value); }),
-      choice("Bytes per gradient", new Map([[4, "4"], [2, "2"]]), inputs.gradientBytes, change("gradientBytes")),
-      choice("Compute", new Map([[false, "by time"], [true, "by FLOPs"]]), byFlops, (value) => {
-        byFlops = value;
-        time.hidden = value;
-        fromFlops.hidden = !value;
+  // A choice of hardware fills several fields at once.
+  function preset(label, options) {
+    const fits = (option) => Object.keys(option).every((name) => !(name in INPUTS) || option[name] === inputs[name]);
+    const select = html("select", {
+      change: () => {
+        for (const [name, value] of Object.entries(options[Number(select.value)])) {
+          if (!(name in INPUTS)) continue;
+          inputs[name] = value;
+          boxes[name].value = value;
+        }
         draw();
-      }),
-      time, fromFlops),
-    linkFields("Within a node", within, start, inputs.intra, ""),
-    linkFields("Between nodes", BETWEEN, BETWEEN[2], inputs.inter, "The ranks of a node share it."),
+      },
+    }, html("option", { value: "", hidden: true }, "your own"), options.map((option, i) =>
+      html("option", { value: String(i) }, option.name)));
+    const follow = () => {
+      const found = options.findIndex(fits);
+      select.value = found < 0 ? "" : String(found);
+    };
+    return { follow, element: html("label", { class: "select" }, html("span", {}, label), select) };
+  }
+
+  const sizesNow = () => worldSizes(inputs.node);
+  const ranks = slider("Ranks", {
+    min: 0, max: sizesNow().length - 1, value: sizesNow().indexOf(inputs.ranks),
+    show: (value) => (sizesNow()[value] ?? 0).toLocaleString("en"),
+  }, (value) => set("ranks")(sizesNow()[value]));
+
+  const fromFlops = html("div", { class: "group" },
+    field("tokens", "Tokens per micro-batch"), field("peak", "Peak", "TFLOP/s"), field("reached", "Reached", "%"));
+  const fromTime = html("div", { class: "group" }, field("time", "Compute per micro-batch", "ms"));
+  const byTime = (chosen) => {
+    fromFlops.hidden = chosen;
+    fromTime.hidden = !chosen;
+    inputs.time = chosen ? Number(boxes.time.value) || Number((1e3 * computeSeconds(inputs)).toPrecision(3)) : 0;
+    boxes.time.value = inputs.time || boxes.time.value;
+    draw();
+  };
+
+  const gpu = preset("GPU", GPUS);
+  const network = preset("Network", NETWORKS);
+  const controls = html("div", { class: "controls" },
+    ranks,
     html("div", { class: "group" },
-      choice("Ranks per node", new Map([[1, "1"], [2, "2"], [4, "4"], [8, "8"]]), inputs.ranksPerNode, (value) => {
-        const before = worldSize();
-        inputs.ranksPerNode = value;
-        position = Math.max(0, sizesNow().indexOf(before));
+      field("parameters", "Parameters", "million"),
+      choice("Bytes per gradient", new Map([[4, "4"], [2, "2"]]), inputs.gradient, set("gradient")),
+      field("batches", "Micro-batches per step"),
+      field("bucket", "Bucket", "MiB"),
+      choice("Compute", new Map([[false, "by FLOPs"], [true, "by time"]]), inputs.time > 0, byTime),
+      fromFlops, fromTime),
+    html("fieldset", { class: "group link" }, html("legend", {}, "Within a node"), gpu.element,
+      choice("GPUs per node", new Map([[1, "1"], [2, "2"], [4, "4"], [8, "8"]]), inputs.node, (value) => {
+        inputs.node = value;
+        if (!sizesNow().includes(inputs.ranks)) inputs.ranks = sizesNow()[0];
         ranks.range.max = sizesNow().length - 1;
         draw();
       }),
-      field("Bucket", "MiB", inputs.bucketCap, MIB, { min: 0.01, max: 1e6 }, (value) => { inputs.bucketCap = inputs.firstCap = value; }),
-      number("Micro-batches per step", { min: 1, max: 1000, step: 1, value: 1 }, change("accumulation"))));
-
-  // Outputs -------------------------------------------------------------------------------------
+      field("inside", "A GPU’s link", "GB/s"), field("switch", "Adding in the switch", "GB/s"), field("hop", "Latency", "µs"),
+      html("p", { class: "note" }, "What a program reaches in one direction, 0.8 of the data sheet; the peak is bf16 without sparsity. A switch that adds: 0.65, or 0 where it cannot.")),
+    html("fieldset", { class: "group link" }, html("legend", {}, "Between nodes"), network.element,
+      field("card", "A card", "GB/s"), field("cards", "Cards per node"), field("wire", "Latency", "µs"),
+      html("p", { class: "note" }, "What a program reaches, 0.95 of the data sheet. A node sends what all its cards send together.")),
+    html("details", { class: "group", open: true }, html("summary", {}, "What slows compute"),
+      html("div", { class: "group" }, field("spread", "Ranks differ by", "%"), field("stolen", "Messages take of compute", "%")),
+      html("p", { class: "note" }, "A step waits for its slowest rank: the more ranks, the later. The spread is a standard deviation, of exponential delays.")));
 
   const results = html("dl", { class: "results" });
   const status = html("p", { class: "visually-hidden", role: "status" });
-  const lanes = html("div", { class: "lanes" });
+  const picture = streams();
   const curve = html("div", { class: "curve" });
   const table = html("tbody");
   const memory = html("tbody");
-  const problem = html("p", { class: "problem", role: "alert", hidden: true });
+  const problem = html("p", { class: "problem", role: "alert" }, complaint ?? "");
+  const worked = html("p", { class: "worked" });
+  const share = html("a", {}, "Address of these numbers");
 
   function draw() {
-    if (byFlops) inputs.compute = computeSeconds({ ...flops, parameters: inputs.parameters });
-    ranks.set(Math.min(position, sizesNow().length - 1));
-    const buckets = (inputs.parameters * inputs.gradientBytes) / inputs.bucketCap;
-    problem.hidden = buckets <= MOST_BUCKETS;
-    outputs.hidden = !problem.hidden;
-    if (!problem.hidden) {
-      problem.textContent = `That makes ${Math.ceil(buckets).toLocaleString("en")} buckets: choose a larger one.`;
-      return;
-    }
-    const n = worldSize();
-    const now = step(inputs, n);
-    showResults(now, n);
-    showStep(now);
+    const buckets = gradientTotal(inputs) / (inputs.bucket * MIB);
+    const tooMany = buckets > MOST_BUCKETS;
+    if (tooMany) problem.textContent = `That makes ${Math.ceil(buckets).toLocaleString("en")} buckets: choose a larger one.`;
+    else if (problem.textContent !== complaint) problem.textContent = "";
+    problem.hidden = !problem.textContent;
+    outputs.hidden = tooMany;
+    if (tooMany) return;
+    gpu.follow();
+    network.follow();
+    ranks.set(sizesNow().indexOf(inputs.ranks));
+    share.href = `${writeAddress(inputs)}${location.hash}`;
+    const sizing = SIZINGS.find((each) => writeAddress({ ...DEFAULTS, ...each.inputs }) === writeAddress(inputs));
+    worked.textContent = sizing ? sizing.says(inputs) : "";
+    worked.hidden = !sizing;
     const all = sizesNow().map((size) => [size, step(inputs, size)]);
-    showCurve(all, n);
-    table.replaceChildren(...all.map(([size, each]) => html("tr", { class: size === n && "chosen" },
-      html("th", { scope: "row" }, String(size)),
+    const [, now] = all.find(([size]) => size === inputs.ranks);
+    showResults(now);
+    picture.draw({
+      seconds: now.seconds,
+      spans: [
+        ...(now.earlier > 0 ? [{ stream: "compute", name: "earlier", start: 0, end: now.earlier }] : []),
+        ...now.spans.map((span) => ({ ...span, start: span.start + now.earlier, end: span.end + now.earlier })),
+      ],
+    });
+    showCurve(all, now);
+    table.replaceChildren(...all.map(([size, each]) => html("tr", { class: size === inputs.ranks && "chosen" },
+      html("th", { scope: "row" }, size.toLocaleString("en")),
       [seconds(each.communication), seconds(each.exposed), seconds(each.seconds), percent(each.efficiency), ratio(each.speedup)]
         .map((text) => html("td", {}, text)))));
-    showMemory(n);
+    showMemory();
   }
 
-  function showResults(now, n) {
+  function showResults(now) {
+    const n = inputs.ranks;
     const entries = [
       ["step", seconds(now.seconds), `${seconds(now.compute)} computing`],
-      ["communication", seconds(now.communication), `${plural(now.sizes.length, "bucket")}, ${bytes(inputs.parameters * inputs.gradientBytes)}`],
-      ["of it exposed", seconds(now.exposed), now.communication > 0 ? `${percent(1 - now.exposed / now.communication)} hidden behind backward` : "nothing to send"],
-      ["scaling efficiency", percent(now.efficiency), `${ratio(now.speedup)} times one rank, of ${n}`],
+      ["communication", seconds(now.communication), `${plural(now.sizes.length, "bucket")}, ${bytes(gradientTotal(inputs))}`],
+      ["longer than alone", seconds(now.exposed), n > 1 ? "exposed messages, and the slowest rank" : "nothing to send"],
+      ["scaling efficiency", percent(now.efficiency), `${ratio(now.speedup)} times one rank, of ${n.toLocaleString("en")}`],
     ];
     status.textContent = `${plural(n, "rank")}: step ${seconds(now.seconds)}, efficiency ${percent(now.efficiency)}`;
     results.replaceChildren(...entries.map(([what, value, note]) =>
       html("div", {}, html("dt", {}, what), html("dd", { class: "large" }, value), html("dd", { class: "note" }, note))));
   }
 
-  function showStep(now) {
-    const whole = now.seconds;
-    const begin = now.compute - now.backward; // of the last backward
-    const span = (name, from, till, text) => html("span", {
-      class: name, style: { left: `${(100 * from) / whole}%`, width: `${(100 * (till - from)) / whole}%` },
-    }, text);
-    const forward = begin - inputs.compute * FORWARD;
-    const pixels = (lanes.clientWidth - 80) / whole; // per second
-    const wide = (from, till, text) => ((till - from) * pixels > 8 * text.length ? text : "");
-    const bars = now.starts.length <= 300 ? now.starts.map((start, i) => [start, now.ends[i]]) : [[now.starts[0], now.ends.at(-1)]];
-    lanes.replaceChildren(
-      html("div", { class: "lane" }, html("span", { class: "name" }, "compute"), html("div", { class: "track" },
-        forward > 1e-12 && span("segment earlier", 0, forward, wide(0, forward, `${plural(inputs.accumulation - 1, "micro-batch").replace("batchs", "batches")}`)),
-        span("segment", Math.max(0, forward), begin, wide(forward, begin, "forward")),
-        span("segment", begin, now.compute, wide(begin, now.compute, "backward")),
-        now.exposed > 0 && span("waiting", now.compute, whole, wide(now.compute, whole, "waits")))),
-      html("div", { class: "lane" }, html("span", { class: "name" }, "links"), html("div", { class: "track" },
-        now.communication > 0 && bars.map(([from, till]) => span("bar", begin + from, begin + till)))));
+  function showCurve(all, now) {
+    const inPercent = (points) => points.map(([count, part]) => [count, 100 * part]);
+    const published = Object.values(SCALING);
+    const { node, ranks: n } = inputs;
+    curve.replaceChildren(plot({
+      width: Math.max(240, inner(curve) || 700), height: 230, xs: sizesNow(), top: 110, below: "ranks",
+      label: "scaling efficiency, %", marks: node > 1 ? [[node, "one node"]] : [],
+      lines: { ideal: [[1, 100], [sizesNow().at(-1), 100]], reached: inPercent(all.map(([size, each]) => [size, each.efficiency])) },
+      dots: Object.fromEntries(published.map((each, i) => [`published published-${i}`, inPercent(keptSpeed(each))])),
+      chosen: [n, 100 * now.efficiency],
+      alt: `Scaling efficiency against the number of ranks: ${percent(now.efficiency)} on ${plural(n, "rank")}, ` +
+        `${percent(all.at(-1)[1].efficiency)} on ${all.at(-1)[0].toLocaleString("en")}. The table below has every number. ` +
+        `Measured by others, kept from 8 to 256 GPUs: ${published.map((each) => `${each.name}, ${percent(keptSpeed(each).at(-1)[1])}`).join("; ")}.`,
+    }));
   }
 
-  function showCurve(all, n) {
-    const width = Math.max(240, curve.clientWidth || 700);
-    const height = 250;
-    const [left, right, top, bottom] = [46, width - 24, 12, height - 34];
-    const most = Math.log2(all.at(-1)[0]) || 1;
-    const x = (ranks) => left + ((right - left) * Math.log2(ranks)) / most;
-    const lowest = Math.min(0, ...all.map(([, each]) => Math.log2(each.speedup)));
-    const y = (speedup) => bottom - ((bottom - top) * (Math.log2(speedup) - lowest)) / (most - lowest);
-    const [, chosen] = all.find(([size]) => size === n);
-    const every = width < 480 ? 2 : 1;
-    const line = (points) => points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
-    const label = (attributes, text) => svg("text", attributes, text);
-    const node = inputs.ranksPerNode;
-    curve.replaceChildren(svg("svg", {
-      viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-      "aria-label": `Speed-up against the number of ranks: ${ratio(chosen.speedup)} on ${plural(n, "rank")}, ` +
-        `${ratio(all.at(-1)[1].speedup)} on ${all.at(-1)[0]}. The table below has every number.`,
-    },
-      all.filter((_, i) => i % every === 0).map(([size]) => [
-        svg("path", { class: "gridline", d: `M${x(size)} ${top}V${bottom}` }),
-        svg("path", { class: "gridline", d: `M${left} ${y(size)}H${right}` }),
-        label({ x: x(size), y: bottom + 17, "text-anchor": "middle" }, String(size)),
-        label({ x: left - 8, y: y(size) + 4, "text-anchor": "end" }, String(size)),
-      ]),
-      label({ x: right + 12, y: height - 3, "text-anchor": "end" }, "ranks"),
-      label({ x: left + 8, y: top + 10 }, "speed-up"),
-      node > 1 && svg("path", { class: "node", d: `M${x(node)} ${top}V${bottom}` }),
-      node > 1 && width > 480 && label({ x: x(node) + 6, y: top + 26 }, "more than one node"),
-      svg("path", { class: "ideal", d: line([[1, 1], [all.at(-1)[0], all.at(-1)[0]]]) }),
-      svg("path", { class: "reached", d: line(all.map(([size, each]) => [size, each.speedup])) }),
-      all.filter(([size], i) => size > 1 && (all.length - 1 - i) % every === 0).map(([size, each]) =>
-        label({ class: "share", x: x(size) + 4, y: y(each.speedup) + (y(each.speedup) > bottom - 28 ? -10 : 19), "text-anchor": "middle" }, percent(each.efficiency).replace(/\.\d/, ""))),
-      all.map(([size, each]) => svg("circle", { class: size === n ? "chosen" : "point", cx: x(size), cy: y(each.speedup), r: size === n ? 6 : 3 }))));
-  }
-
-  function showMemory(n) {
-    const each = bytesPerParameter(inputs.gradientBytes);
+  function showMemory() {
+    const each = bytesPerParameter(inputs.gradient);
     memory.replaceChildren(...["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"].map((name, stage) => {
-      const held = memoryPerRank(inputs.parameters, n, stage, each);
+      const held = memoryPerRank(Math.round(inputs.parameters * 1e6), inputs.ranks, stage, each);
       const total = held.parameters + held.gradients + held.optimizer;
       return html("tr", {}, html("th", { scope: "row" }, name),
         [held.parameters, held.gradients, held.optimizer, total].map((size) => html("td", {}, bytes(size))));
@@ -348,17 +362,40 @@ function build(data) {
   }
 
   const head = (...names) => html("thead", {}, html("tr", {}, names.map((name) => html("th", { scope: "col" }, name))));
+  const wide = (label, heads, body) => html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    html("table", {}, heads, body));
+  const legend = html("p", { class: "legend" },
+    html("span", {}, html("i", { class: "line" }), "computed"),
+    html("span", {}, html("i", { class: "dashes" }), "ideal"),
+    Object.values(SCALING).map(({ name, source }, i) =>
+      html("span", {}, html("i", { class: `published-${i}` }), html("a", { href: source[1] }, name), ", measured by others, as kept from 8 GPUs on")));
   const outputs = html("div", { class: "outputs" },
-    status, results, lanes, curve,
-    html("details", {}, html("summary", {}, "Every number of ranks"), html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Every number of ranks" }, html("table", {},
-      head("ranks", "communication", "exposed", "step", "efficiency", "speed-up"), table))),
-    html("details", {}, html("summary", {}, "Memory per rank, with Adam"), html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Memory per rank" }, html("table", {},
-      head("method", "parameters", "gradients", "optimizer", "sum"), memory)),
+    status, worked, results, picture.element, curve, legend,
+    html("details", {}, html("summary", {}, "Every number of ranks"), wide("Every number of ranks",
+      head("ranks", "communication", "longer by", "step", "efficiency", "speed-up"), table)),
+    html("details", {}, html("summary", {}, "Memory per rank, with Adam"), wide("Memory per rank",
+      head("method", "parameters", "gradients", "optimizer", "sum"), memory),
       html("p", { class: "note" }, "Four bytes per gradient: all in fp32. Two: ZeRO’s mixed precision. Without activations.")));
-  const widget = html("div", { class: "widget scaling-calculator" }, controls, html("div", { class: "controls" }, ranks), problem, outputs);
+
+  const links = html("p", { class: "sizings" }, "Worked sizings: ",
+    SIZINGS.map(({ title, inputs: chosen }, i) => [i ? " · " : "", html("a", {
+      href: writeAddress({ ...DEFAULTS, ...chosen }),
+      click: (event) => {
+        event.preventDefault();
+        const fresh = calculator({ ...DEFAULTS, ...chosen });
+        widget.replaceWith(fresh);
+        fresh.querySelectorAll(".sizings a")[i].focus();
+      },
+    }, title)]), " · ", share);
+  const widget = html("div", { class: "widget scaling-calculator" }, links, problem, controls, outputs);
+  fromFlops.hidden = inputs.time > 0;
+  fromTime.hidden = !fromFlops.hidden;
   new ResizeObserver(() => draw()).observe(curve);
   draw();
   return widget;
 }
 
-mount("scaling-calculator", build);
+mount("scaling-calculator", () => {
+  const { inputs, problem } = readAddress(location.search);
+  return calculator(inputs, problem);
+});

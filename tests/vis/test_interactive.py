@@ -9,24 +9,25 @@ import json
 import random
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, Route, expect
 
-from instruments.cost import (
-    Link,
-    hierarchical_all_reduce_seconds,
-    ring_all_reduce_bytes,
-    ring_all_reduce_seconds,
-)
+from instruments import measurements
+from instruments.cost import Link, ring_all_reduce_bytes
+from instruments.flops import peak_flops
 from instruments.memory import bytes_per_parameter, memory_per_rank
-from instruments.scaling import scaling_efficiency
-from instruments.simulator import COMMUNICATION, even_layers, simulate
+from instruments.network import ALGORITHMS, NODES, Network, fit, steps, volume
+from instruments.simulator import Layer, buckets, even_layers, expected_maximum, simulate
 from miniddp.bucket import plan_buckets
+from miniddp.model import build_model
 from miniddp.ring import all_gather_steps, reduce_scatter_steps
 from miniddp.sampler import (
     DistributedSampler,
@@ -41,7 +42,7 @@ ADDRESS = "http://book.test"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 MIB = 2**20
 
-Compute = Callable[[str, str, Any], Any]
+Compute = Any  # a callable of module, function and inputs, and its page
 
 
 def serve(route: Route) -> None:
@@ -66,6 +67,7 @@ def compute(browser: Browser) -> Iterator[Compute]:
             [f"/vis/{module}.js", function, inputs],
         )
 
+    call.page = page  # type: ignore[attr-defined]
     yield call
     page.close()
 
@@ -272,9 +274,198 @@ def test_buckets_that_are_done_out_of_order_take_no_negative_time(compute: Compu
 
 @pytest.mark.parametrize("end", [0.3, 7.2, 12, 99, 4321])
 def test_marks_of_an_axis_are_round_and_few(compute: Compute, end: float) -> None:
-    step = compute("bucket-timeline", "tick", [[end, 6]])[0]
+    step = compute("interactive", "tick", [[end, 6]])[0]
     assert 2 <= end / step <= 6
     assert re.fullmatch(r"[125]0*", f"{step:.12g}".replace("0.", "").lstrip("0"))
+
+
+# A step, and the link -------------------------------------------------------------------------
+
+
+def some_layers(draw: random.Random) -> list[Layer]:
+    return [
+        Layer(draw.choice([0, 0.001, 0.02]), draw.choice([0, 0.002, 0.05]),
+              [draw.randint(1, 40 * MIB) for _ in range(draw.randint(0, 4))])
+        for _ in range(draw.randint(1, 9))
+    ]  # fmt: skip
+
+
+def in_javascript(layers: list[Layer]) -> list[dict[str, Any]]:
+    return [{"forward": a, "backward": b, "gradients": sizes} for a, b, sizes in layers]
+
+
+SIMULATE = """async cases => {
+    const { buckets, simulate } = await import("/vis/simulator.js");
+    return cases.map(({ layers, plan, alpha, beta, options }) =>
+        simulate(layers, bytes => alpha + beta * bytes,
+            plan && buckets(layers, ...plan), options));
+}"""
+
+
+def test_a_step_is_that_of_the_simulator(compute: Compute) -> None:
+    draw = random.Random(3)
+    cases = [
+        {
+            "layers": some_layers(draw),
+            "plan": draw.choice([None, [MIB, MIB], [25 * MIB, MIB], [60 * MIB, 60 * MIB]]),
+            "alpha": draw.choice([0, 1e-4]),
+            "beta": draw.choice([1e-9, 1e-11]),
+            "options": {
+                "overlapped": draw.random() < 0.7,
+                "microBatches": draw.choice([1, 1, 3]),
+                "stolen": draw.choice([0, 0.2, 1]),
+                "slowest": draw.choice([1, 1.3]),
+            },
+        }
+        for _ in range(300)
+    ]
+    sent = [{**case, "layers": in_javascript(case["layers"])} for case in cases]
+    for case, found in zip(cases, compute.page.evaluate(SIMULATE, sent), strict=True):
+        layers, options = case["layers"], case["options"]
+        step = simulate(
+            layers,
+            lambda size, case=case: case["alpha"] + case["beta"] * size,
+            case["plan"] and buckets(layers, *case["plan"]),
+            overlapped=options["overlapped"],
+            micro_batches=options["microBatches"],
+            stolen=options["stolen"],
+            slowest=options["slowest"],
+        )
+        for name in ("seconds", "compute", "communication", "exposed"):
+            assert found[name] == close(getattr(step, name)), case
+        assert [(span["stream"], span["name"]) for span in found["spans"]] == [
+            span[:2] for span in step.spans
+        ]
+        ends = [end for span in step.spans for end in span[2:]]
+        assert [end for span in found["spans"] for end in (span["start"], span["end"])] == close(
+            ends
+        )
+
+
+def close(value: Any) -> Any:
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 8, 1000, 16384])
+def test_the_slowest_rank_is_the_expected_maximum(compute: Compute, count: int) -> None:
+    spread = 0.05
+    found = compute("simulator", "slowestOf", [[count, spread]])[0]
+    drawn = expected_maximum(
+        lambda g, n: 1 - spread + spread * g.exponential(size=n), count, seed=2, trials=400
+    )
+    assert found == pytest.approx(drawn, abs=4 * spread * 1.29 / 400**0.5)
+
+
+def test_the_layers_of_the_model_are_those_of_the_model(compute: Compute) -> None:
+    found = compute("simulator", "llamaLayers", [["360m", 1.0, 2.0]])[0]
+    with torch.device("meta"):
+        model = build_model("360m")
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    assert [size for layer in found for size in layer["gradients"]] == sizes
+    assert sum(layer["forward"] for layer in found) == pytest.approx(1)
+    assert sum(layer["backward"] for layer in found) == pytest.approx(2)
+
+
+def test_the_network_is_that_of_the_instruments(compute: Compute) -> None:
+    draw = random.Random(4)
+
+    def link() -> dict[str, float]:
+        return {"alpha": draw.choice([0, 1e-6, 2e-5]), "beta": draw.choice([1e-9, 2e-11, 3e-12])}
+
+    asked: list[list[Any]] = []
+    for _ in range(200):
+        node = draw.choice([1, 2, 4, 8])
+        shape = {"ranksPerNode": node, "rails": draw.choice([1, 4, 8]), "inside": link(),
+                 "rail": link(), "switch": draw.choice([None, link()])}  # fmt: skip
+        asked.append([shape, draw.choice([0, 1000, 3e6, 1e9]), node * draw.choice([1, 2, 32])])
+    found = compute("network", "allReduceSeconds", asked)
+    for (shape, size, world_size), seconds in zip(asked, found, strict=True):
+        network = Network(
+            shape["ranksPerNode"], Link(**shape["inside"]), Link(**shape["rail"]), shape["rails"],
+            shape["switch"] and Link(**shape["switch"]),
+        )  # fmt: skip
+        assert seconds == close(network.all_reduce_seconds(size, world_size))
+    counted = [[name, n] for name in ALGORITHMS for n in (1, 2, 3, 8, 1024)]
+    assert compute("network", "volume", counted) == [volume(*each) for each in counted]
+    assert compute("network", "steps", counted) == [steps(*each) for each in counted]
+
+
+# What others measured ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(compute: Compute) -> dict[str, Any]:
+    found: dict[str, Any] = compute.page.evaluate("import('/vis/published.js').then(m => ({...m}))")
+    return found
+
+
+def test_published_numbers_are_those_of_the_tables(published: dict[str, Any]) -> None:
+    for table, each in published["ALL_REDUCE"].items():
+        assert each["source"][1] == measurements.sources()[table]["address"]
+        rows = {(row["gpus"], row["size_bytes"], row["time_in_place_us"])
+                for row in measurements.read(table)}  # fmt: skip
+        assert {(each["ranks"], *point) for point in each["points"]} <= rows
+        assert len(each["points"]) > 10
+    assert published["SCALING"].keys() == {"ddp_scaling_bert_large_a100",
+                                           "dp_scaling_ultrascale_playbook"}  # fmt: skip
+    for table, each in published["SCALING"].items():
+        assert each["source"][1] == measurements.sources()[table]["address"]
+    playbook = measurements.read("dp_scaling_ultrascale_playbook")
+    points = published["SCALING"]["dp_scaling_ultrascale_playbook"]["points"]
+    assert points == [[row["gpus"], row["tokens_per_s_per_gpu"]] for row in playbook]
+    points = published["SCALING"]["ddp_scaling_bert_large_a100"]["points"]
+    assert points == [
+        [row["gpus"], row["samples_per_s_total"]]
+        for row in measurements.read("ddp_scaling_bert_large_a100")
+        if (row["run"], row["precision"], row["sequence_length"]) == ("several nodes", "mixed", 128)
+    ]
+
+
+def test_a_measured_link_is_that_of_the_instruments(
+    compute: Compute, published: dict[str, Any]
+) -> None:
+    for each in published["ALL_REDUCE"].values():
+        points = [[size, 1e-6 * time] for size, time in each["points"]]
+        table = fit(*zip(*points, strict=True), each["ranks"])
+        sizes = [1000, 65536, 10**6, 25 * MIB, 2**30, 2**34]
+        found = compute("network", "measuredSeconds", [[points, size] for size in sizes])
+        assert found == close([table.all_reduce_seconds(size) for size in sizes])
+
+
+def test_what_was_kept_of_the_speed(compute: Compute, published: dict[str, Any]) -> None:
+    series = published["SCALING"]
+    found = compute("scaling-calculator", "keptSpeed", [[each] for each in series.values()])
+    kept = dict(zip(series, found, strict=True))
+    assert kept["dp_scaling_ultrascale_playbook"][-1] == [256, close(15700.38 / 40149.94)]
+    assert kept["ddp_scaling_bert_large_a100"][-1] == [256, close(138294 / 32 / 4553)]
+
+
+# The tuner -----------------------------------------------------------------------------------
+
+
+def test_the_tuner_shows_the_simulator_s_step(compute: Compute, published: dict[str, Any]) -> None:
+    table = published["ALL_REDUCE"]["allreduce_h100_8gpu"]
+    measured = fit([size for size, _ in table["points"]],
+                   [1e-6 * time for _, time in table["points"]], 8)  # fmt: skip
+    own = {"measured": "", "alpha": 2e-4, "bandwidth": 5e9, "backward": 0.2}
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({"measured": "allreduce_h100_8gpu", "backward": 0.03}, measured.all_reduce_seconds),
+        (own, lambda size: 2e-4 + size / 5e9),
+    ]
+    [given] = compute("simulator", "llamaLayers", [["360m", 1.0, 2.0]])
+    for inputs, all_reduce in cases:
+        scale = inputs["backward"] / 2
+        layers = [Layer(scale * each["forward"], scale * each["backward"], each["gradients"])
+                  for each in given]  # fmt: skip
+        caps = [0.25, 25, 400]
+        for cap, found in zip(
+            caps, compute("bucket-timeline", "tuned", [[inputs, cap] for cap in caps]), strict=True
+        ):
+            plan = buckets(layers, int(cap * MIB), MIB if cap == 25 else int(cap * MIB))
+            step = simulate(layers, all_reduce, plan)
+            assert found["buckets"] == len(plan)
+            assert found["exposed"] == close(step.exposed)
+            assert found["seconds"] == close(step.seconds)
 
 
 # The calculator ------------------------------------------------------------------------------
@@ -282,26 +473,29 @@ def test_marks_of_an_axis_are_round_and_few(compute: Compute, end: float) -> Non
 
 def calculator_inputs() -> list[dict[str, Any]]:
     draw = random.Random(1)
-    found = []
-    for _ in range(60):
-        cap = draw.choice([0.5, 1, 5, 25, 200]) * MIB
-        found.append(
-            {
-                "parameters": draw.choice([1, 1000, 25_600_000, 360_000_000]),
-                "gradientBytes": draw.choice([2, 4]),
-                "compute": draw.choice([0.0005, 0.05, 0.25, 4.0]),
-                "accumulation": draw.choice([1, 2, 16]),
-                "bucketCap": cap,
-                "firstCap": min(cap, MIB),
-                "ranksPerNode": draw.choice([1, 2, 4, 8]),
-                "intra": {
-                    "alpha": draw.choice([0, 1e-6, 1e-4]),
-                    "beta": draw.choice([1e-9, 2e-11]),
-                },
-                "inter": {"alpha": draw.choice([5e-6, 1e-3]), "beta": draw.choice([1e-9, 2e-12])},
-            }
-        )
-    return found
+    return [
+        {
+            "ranks": 1,
+            "node": draw.choice([1, 2, 4, 8]),
+            "parameters": draw.choice([0.001, 25.6, 361.8]),
+            "gradient": draw.choice([2, 4]),
+            "tokens": draw.choice([512, 8192]),
+            "batches": draw.choice([1, 2, 16]),
+            "peak": 989.5,
+            "reached": draw.choice([20, 40]),
+            "time": draw.choice([0, 0.5, 250]),
+            "bucket": draw.choice([1, 5, 25, 200]),
+            "inside": draw.choice([51, 360]),
+            "switch": draw.choice([0, 300]),
+            "hop": draw.choice([0, 3.4]),
+            "card": draw.choice([1.19, 47.5]),
+            "cards": draw.choice([1, 8]),
+            "wire": 14,
+            "spread": draw.choice([0, 2]),
+            "stolen": draw.choice([0, 15]),
+        }
+        for _ in range(40)
+    ]
 
 
 def bucket_sizes(total: int, cap: float, first: float) -> list[int]:
@@ -320,37 +514,108 @@ def test_buckets_are_those_of_the_plan(compute: Compute, total: int, cap: float)
     assert found == bucket_sizes(total, cap, first)
 
 
-def test_a_step_takes_what_the_cost_model_says(compute: Compute) -> None:
+def test_the_calculator_opens_on_an_h100_node(compute: Compute) -> None:
+    defaults = compute("scaling-calculator", "readAddress", [[""]])[0]["inputs"]
+    found = compute("scaling-calculator", "networkOf", [[defaults]])[0]
+    node = NODES["DGX H100"]
+    links = {name: vars(getattr(node, name)) for name in ("inside", "rail", "switch")}
+    assert {name: found[name] for name in links} == {
+        name: {key: close(value) for key, value in link.items()} for name, link in links.items()
+    }
+    assert (found["ranksPerNode"], found["rails"]) == (node.ranks_per_node, node.rails)
+    assert 1e12 * defaults["peak"] == peak_flops("NVIDIA H100 80GB HBM3")
+
+
+def test_a_step_takes_what_simulator_and_network_say(compute: Compute) -> None:
     inputs = calculator_inputs()
     sizes = {n: compute("scaling-calculator", "worldSizes", [[n]])[0] for n in (1, 2, 4, 8)}
     assert sizes[4][:5] == [1, 2, 4, 8, 16]
-    asked = [[each, n] for each in inputs for n in sizes[each["ranksPerNode"]]]
+    assert sizes[8][-1] == 16384
+    asked = [[each, n] for each in inputs for n in sizes[each["node"]][::3]]
     for (each, n), found in zip(asked, compute("scaling-calculator", "step", asked), strict=True):
-        per_node, intra, inter = each["ranksPerNode"], Link(**each["intra"]), each["inter"]
-        shared = Link(inter["alpha"], inter["beta"] * per_node)
-        buckets = found["sizes"]
-        assert sum(buckets) == each["parameters"] * each["gradientBytes"]
-        durations = [
-            ring_all_reduce_seconds(size, n, intra) if n <= per_node
-            else hierarchical_all_reduce_seconds(size, per_node, n // per_node, intra, shared)
-            for size in buckets
-        ]  # fmt: skip
-        queue = iter(durations)
-        sent = simulate(
-            even_layers(buckets, each["compute"] / 3, each["compute"] * 2 / 3),
-            lambda size, queue=queue: next(queue),
+        network = Network(
+            each["node"], Link(1e-6 * each["hop"], 1e-9 / each["inside"]),
+            Link(1e-6 * each["wire"], 1e-9 / each["card"]), each["cards"],
+            Link(3.4e-6, 1e-9 / each["switch"]) if each["switch"] else None,
+        )  # fmt: skip
+        cap = each["bucket"] * MIB
+        total = round(each["parameters"] * 10**6) * each["gradient"]
+        assert found["sizes"] == bucket_sizes(total, cap, MIB if each["bucket"] == 25 else cap)
+        compute_seconds = (
+            each["time"] / 1000
+            or 6 * each["parameters"] * 1e6 * each["tokens"] / (each["peak"] * 1e10)
+            / each["reached"]
+        )  # fmt: skip
+        harmonic = sum(1 / i for i in range(1, n + 1))
+        layers = even_layers(found["sizes"], compute_seconds / 3, compute_seconds * 2 / 3)
+        last = simulate(
+            layers,
+            lambda size, network=network, n=n: network.all_reduce_seconds(size, n),
+            stolen=each["stolen"] / 100,
+            slowest=1 + each["spread"] / 100 * (harmonic - 1),
         )
-        begin = each["compute"] / 3
-        ends = [span.end - begin for span in sent.spans if span.stream == COMMUNICATION]
-        compute_seconds = each["compute"] * each["accumulation"]
-        close = lambda value: pytest.approx(value, rel=1e-9, abs=1e-12)  # noqa: E731
-        assert found["communication"] == close(sum(durations))
-        assert found["exposed"] == close(sent.exposed)
-        assert found["ends"] == close(ends)
-        assert found["seconds"] == close(compute_seconds + sent.exposed)
-        efficiency = scaling_efficiency(compute_seconds, compute_seconds + sent.exposed)
-        assert found["efficiency"] == close(efficiency)
-        assert found["speedup"] == close(n * efficiency)
+        earlier = (each["batches"] - 1) * last.compute * (1 + each["spread"] / 100 * (harmonic - 1))
+        alone = each["batches"] * compute_seconds
+        assert found["communication"] == close(last.communication)
+        assert found["seconds"] == close(earlier + last.seconds)
+        assert found["efficiency"] == close(alone / (earlier + last.seconds))
+        assert found["speedup"] == close(n * alone / (earlier + last.seconds))
+        assert found["tokensPerSecond"] == close(
+            n * each["batches"] * each["tokens"] / (earlier + last.seconds)
+        )
+
+
+# The address ---------------------------------------------------------------------------------
+
+
+def test_an_address_gives_back_what_it_was_written_from(compute: Compute) -> None:
+    defaults = compute("scaling-calculator", "readAddress", [[""]])[0]
+    assert defaults["problem"] is None
+    chosen = {**defaults["inputs"], "ranks": 64, "parameters": 1300.5, "gradient": 2, "time": 1e-6}
+    address = compute("scaling-calculator", "writeAddress", [[chosen]])[0]
+    assert address == "?sizing=ranks:64,parameters:1300.5,gradient:2,time:0.000001"
+    assert compute("scaling-calculator", "readAddress", [[address]])[0] == {
+        "inputs": chosen,
+        "problem": None,
+    }
+    searched = compute("scaling-calculator", "readAddress", [["?q=buckets"]])[0]
+    assert searched == defaults, "what is not about the calculator is nobody's mistake"
+
+
+NONSENSE = {
+    "ranks:abc": "The address has ranks:abc, expected a whole number from 1 to 16384.",
+    "ranks:7": "The address has ranks:7, expected a power of 2.",
+    "ranks:2.5": "expected a whole number from 1 to 16384.",
+    "ranks:99999999": "expected a whole number from 1 to 16384.",
+    "node:3": "The address has node:3, expected one of 1, 2, 4, 8.",
+    "node:8,ranks": "The address has ranks:, expected a whole number",
+    "parameters:-1": "expected a number from 0.001 to 1000000.",
+    "parameters:1e999": "expected a number from 0.001 to 1000000.",
+    "parameters:0x10": "expected a number",
+    "tokens:1:2": "The address has tokens:1:2, expected",
+    "constructor:1": "The address has “constructor”, which is none of ranks, node,",
+    "<img src=x onerror=alert(1)>:1": "The address has “<img src=x onerror=alert(1)>”",
+    "x" * 5000: f"The address has “{'x' * 40}…”",
+}
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_nonsense_in_the_address_gives_a_line_and_the_defaults(compute: Compute, text: str) -> None:
+    defaults = compute("scaling-calculator", "readAddress", [[""]])[0]["inputs"]
+    found = compute("scaling-calculator", "readAddress", [[f"?sizing={quote(text)}"]])[0]
+    assert NONSENSE[text] in found["problem"]
+    assert found["problem"].endswith("These are the defaults.")
+    assert "\n" not in found["problem"]
+    assert len(found["problem"]) < 300
+    assert found["inputs"] == defaults
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_address_breaks_the_calculator(compute: Compute, text: str) -> None:
+    found = compute("scaling-calculator", "readAddress", [[f"?sizing={quote(text, safe=':,')}"]])[0]
+    assert found["problem"] is None or len(found["problem"]) < 300
+    assert compute("scaling-calculator", "step", [[found["inputs"], found["inputs"]["ranks"]]])
 
 
 @pytest.mark.parametrize(("gradient_bytes", "precision"), [(4, "fp32"), (2, "mixed")])
@@ -366,18 +631,13 @@ def test_memory_is_that_of_the_stages(
     assert found == [vars(memory_per_rank(*ask, reference)) for ask in asked]
 
 
-def test_compute_is_six_flops_per_parameter_and_token(compute: Compute) -> None:
-    inputs = {"parameters": 360e6, "tokens": 8192, "peak": 989e12, "utilisation": 0.4}
-    found = compute("scaling-calculator", "computeSeconds", [[inputs]])[0]
-    assert found == pytest.approx(6 * 360e6 * 8192 / 989e12 / 0.4)
-
-
 def test_the_still_of_the_calculator_shows_what_it_computes(page: Page) -> None:
     mount(page, "scaling-calculator")
-    page.locator("details").first.locator("summary").click()
-    rows = page.locator("details").first.locator("tbody tr")
-    shown = {int(row.locator("th").inner_text()): row.locator("td").nth(3).inner_text()
-             for row in rows.all()}  # fmt: skip
+    details = page.locator(".outputs details").first
+    details.locator("summary").click()
+    rows = details.locator("tbody tr")
+    shown = {int(row.locator("th").inner_text().replace(",", "")):
+             row.locator("td").nth(3).inner_text() for row in rows.all()}  # fmt: skip
     root = ElementTree.parse(ROOT / "vis/scaling-calculator.svg").getroot()
     still = {int(dot.get("data-ranks", "")): float(dot.get("data-efficiency", ""))
              for dot in root.iter(f"{SVG}circle")}  # fmt: skip
@@ -433,8 +693,8 @@ def markup(module: str, data: str | None = None) -> str:
     )
 
 
-def mount(page: Page, module: str, data: Any = None) -> None:
-    page.goto(ADDRESS)
+def mount(page: Page, module: str, data: Any = None, query: str = "") -> None:
+    page.goto(f"{ADDRESS}/{query}")
     page.set_content(markup(module, json.dumps(data) if data else None))
     expect(page.locator(".widget")).to_be_visible()
     expect(page.locator(".still")).to_have_count(0)
@@ -615,35 +875,83 @@ def test_without_overlap_backward_waits_longer(page: Page) -> None:
 def test_the_calculator_follows_its_controls(page: Page) -> None:
     mount(page, "scaling-calculator")
     result = page.locator(".results div")
+    expect(page.locator("select").first).to_have_value("0")
     ranks = page.get_by_role("slider")
+    assert ranks.get_attribute("aria-valuetext") == "8", "it opens on a node"
     ranks.focus()
     page.keyboard.press("Home")
     assert ranks.get_attribute("aria-valuetext") == "1"
     expect(result.nth(3)).to_contain_text("100.0\u00a0%")
-    page.keyboard.press("ArrowRight")
-    page.get_by_label("Bandwidth").first.fill("1")
-    link = Link(10e-6, 1e-9)
-    sizes = bucket_sizes(1_440_000_000, 25 * MIB, MIB)
-    sent = sum(ring_all_reduce_seconds(size, 2, link) for size in sizes)
-    expect(result.nth(1)).to_contain_text(f"{sent:.2f}\u00a0s")
+    page.keyboard.press("End")
+    assert ranks.get_attribute("aria-valuetext") == "16,384"
+    expect(page.locator("[role=status]")).to_contain_text("16,384 ranks: step")
+    page.locator("select").first.select_option("1")
+    assert page.get_by_label("Peak").input_value() == "312"
+    page.get_by_label("A GPU’s link").fill("1")
+    expect(page.locator("select").first).to_have_value("")
     page.get_by_label("Bucket").fill("0.01")
     expect(page.get_by_role("alert")).to_contain_text("buckets: choose a larger one")
     page.get_by_label("Bucket").fill("25")
-    page.get_by_role("radio", name="by FLOPs").check(force=True)
-    expect(page.get_by_label("Tokens per micro-batch")).to_be_visible()
-    expect(page.get_by_label("Compute per micro-batch")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.get_by_role("radio", name="by time").check(force=True)
+    expect(page.get_by_label("Compute per micro-batch")).to_be_visible()
+    expect(page.get_by_label("Tokens per micro-batch")).to_be_hidden()
 
 
-def test_the_calculator_starts_with_what_was_recorded(page: Page) -> None:
-    values = {"parameters": 5_000_000, "gradient_bytes": 2, "compute_seconds": 0.08,
-              "alpha": 5e-5, "beta": 4e-10}  # fmt: skip
-    mount(page, "scaling-calculator", [{"kind": "cpu", "values": values}])
-    assert page.get_by_label("Parameters").input_value() == "5"
-    assert page.get_by_label("Bandwidth").first.input_value() == "2.5"
-    assert page.get_by_label("Latency").first.input_value() == "50"
-    assert page.get_by_label("Compute per micro-batch").input_value() == "80"
-    expect(page.get_by_label("Preset").first).to_have_value("0")
-    expect(page.locator("option").filter(has_text="as recorded (CPU)")).to_have_count(1)
+def test_a_calculation_is_shared_by_its_address(page: Page) -> None:
+    mount(page, "scaling-calculator")
+    page.get_by_label("Parameters").fill("7000")
+    page.get_by_role("radio", name="2", exact=True).first.check(force=True)
+    address = page.get_by_role("link", name="Address of these numbers").get_attribute("href")
+    assert address == "?sizing=parameters:7000,gradient:2"
+    shown = page.locator(".results").inner_text()
+    mount(page, "scaling-calculator", query=address)
+    assert page.get_by_label("Parameters").input_value() == "7000"
+    assert page.locator(".results").inner_text() == shown
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_nonsense_in_the_address_is_said(page: Page) -> None:
+    mount(page, "scaling-calculator", query="?sizing=ranks:many")
+    expect(page.get_by_role("alert")).to_have_text(
+        "The address has ranks:many, expected a whole number from 1 to 16384. "
+        "These are the defaults."
+    )
+    assert page.get_by_role("slider").get_attribute("aria-valuetext") == "8"
+
+
+def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
+    mount(page, "scaling-calculator")
+    expect(page.locator(".worked")).to_contain_text("Ten billion tokens take 15 hours on one H100")
+    page.get_by_role("link", name="1.3 billion parameters").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".worked")).to_contain_text("1,024 GPUs take")
+    expect(page.get_by_role("link", name="1.3 billion parameters")).to_be_focused()
+    assert page.get_by_role("slider").get_attribute("aria-valuetext") == "1,024"
+    page.get_by_label("Parameters").fill("1301")
+    expect(page.locator(".worked")).to_be_hidden()
+
+
+def test_the_tuner_follows_its_controls(page: Page) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    mount(page, "bucket-timeline", recorded_pass())
+    page.get_by_role("radio", name="a tuner, computed").check(force=True)
+    expect(page.locator("button.lane")).to_have_count(0)
+    cap = page.get_by_role("slider")
+    assert cap.get_attribute("aria-valuetext") == "25 MiB, the default"
+    expect(page.locator(".plot .marked").first).to_have_text("25 MiB")
+    summary = page.locator(".summary")
+    expect(summary).to_contain_text("44 buckets")
+    cap.focus()
+    page.keyboard.press("End")
+    expect(summary).to_contain_text("1 bucket needs")
+    page.get_by_role("radio", name="α and bandwidth").check(force=True)
+    page.get_by_label("Bandwidth of a bucket").fill("1")
+    expect(summary).to_contain_text("needs the link for 1.45\u00a0s")
+    expect(page.locator(".widget > .note")).to_contain_text("The link is your own.")
+    assert page.evaluate("document.getAnimations().length") == 0
+    page.get_by_role("radio", name="the recording").check(force=True)
+    expect(page.locator("button.lane")).to_have_count(4)
 
 
 DATA = {"bucket-timeline": recorded_pass()}
@@ -651,11 +959,14 @@ DATA = {"bucket-timeline": recorded_pass()}
 
 @pytest.mark.parametrize("width", [320, 360, 1280])
 @pytest.mark.parametrize(
-    "module", ["ring-stepper", "shard-explorer", "bucket-timeline", "scaling-calculator"]
+    "module", ["ring-stepper", "shard-explorer", "bucket-timeline", "tuner", "scaling-calculator"]
 )
 def test_nothing_sticks_out(page: Page, module: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
-    mount(page, module, DATA.get(module))
+    mounted = "bucket-timeline" if module == "tuner" else module
+    mount(page, mounted, DATA.get(mounted))
+    if module == "tuner":
+        page.get_by_role("radio", name="a tuner, computed").check(force=True)
     if module == "ring-stepper":
         page.get_by_role("radio", name="8").check(force=True)
         page.get_by_role("radio", name="numbers").check(force=True)
