@@ -93,7 +93,7 @@ def launch(
         )
         for command in commands
     ]
-    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     if tries > 1 and "terminate called without an active exception" in "".join(outputs):
         return launch(*commands, tries=tries - 1)  # a thread of a library crashed Python's exit
     for process, output in zip(processes, outputs, strict=True):

@@ -38,20 +38,25 @@ def test_a_scalar_has_a_scalar_mean_and_its_own_value_stays():
     assert run(mean, 2) == [(torch.tensor(1.5), 0.0), (torch.tensor(1.5), 6.0)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_the_count_is_not_rounded_to_the_dtype_of_the_total(dtype, as_tensor):
-    """70,000 is more than float16 holds, and bfloat16 rounds 257 to 256."""
+COUNTS = (70_001, 257, 2**24 + 1)
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.int64]
 
-    def mean(rank):
-        counts = [70_001, 257, 2**24 + 1]
-        if as_tensor:
-            counts = [torch.tensor(count) for count in counts]
+
+def means_of_large_counts(rank):
+    means = {}
+    for dtype in DTYPES:
         total = torch.tensor([64.0, 128.0], dtype=dtype)
-        return [global_mean(total, count).tolist() for count in counts]
+        for kind in (int, torch.tensor):
+            means[dtype, kind] = [global_mean(total, kind(count)).tolist() for count in COUNTS]
+    return means
 
-    for means in run(mean, 2):
-        assert means == [[64 / n, 128 / n] for n in (70_001, 257, 2**24 + 1)]
+
+def test_the_count_is_not_rounded_to_the_dtype_of_the_total():
+    """70,000 is more than float16 holds, and bfloat16 rounds 257 to 256."""
+    for means in run(means_of_large_counts, 2):
+        assert len(means) == 8
+        for kind, found in means.items():
+            assert found == [[64 / n, 128 / n] for n in COUNTS], kind
 
 
 @pytest.mark.parametrize("function", ["global_mean", "mean_weights"])
@@ -84,16 +89,13 @@ def test_weights_are_shares_of_all_samples_times_the_ranks():
 )
 @pytest.mark.parametrize("ddp", ["simple", "miniddp", "torch"])
 def test_weighted_micro_batches_of_unequal_size_learn_what_one_process_learns(ddp):
-    def weighted(rank):
+    def learn_parts(rank):
         micro_batches = [regression(part) for part in PARTS[rank]]
-        return learn([micro_batches], ddp, weights=mean_weights([len(p) for p in PARTS[rank]]))
-
-    def unweighted(rank):
-        return learn([[regression(part) for part in PARTS[rank]]], ddp)
+        weights = mean_weights([len(part) for part in PARTS[rank]])
+        return learn([micro_batches], ddp, weights), learn([micro_batches], ddp)
 
     joined = [sample for parts in PARTS for part in parts for sample in part]
     (expected,) = run(lambda rank: learn([[regression(joined)]]), 1)
-    for found in run(weighted, 2):
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    for found in run(unweighted, 2):
-        assert not torch.allclose(found, expected, atol=1e-3)
+    for weighted, unweighted in run(learn_parts, 2):
+        torch.testing.assert_close(weighted, expected, atol=1e-6, rtol=1e-5)
+        assert not torch.allclose(unweighted, expected, atol=1e-3)

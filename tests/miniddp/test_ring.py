@@ -20,7 +20,7 @@ from torch.distributed import ReduceOp
 
 from miniddp import ring
 from miniddp.launch import RanksFailed
-from miniddp.process import device, init_process_group
+from miniddp.process import device
 
 from ..parity import row, short
 from . import ranks
@@ -397,17 +397,17 @@ def test_without_a_process_group(collectives):
 
 
 def reduce_unless_last(rank, seconds):
-    init_process_group("gloo", timeout=timedelta(seconds=3))
+    impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=3))
     dist.barrier()  # before a rank leaves, let all others be connected
     if rank < dist.get_world_size() - 1:
-        ring.all_reduce(torch.rand(1_000_000))
+        ring.all_reduce(torch.rand(1_000_000), group=impatient)
     time.sleep(seconds)
 
 
 @pytest.mark.parametrize("seconds", [0, 6], ids=["left", "stalls"])
 def test_a_neighbour_that_does_not_answer_is_named(seconds):
     with pytest.raises(RanksFailed) as caught:
-        run(reduce_unless_last, 2, seconds, backend=None)
+        run(reduce_unless_last, 2, seconds)
     assert set(caught.value.tracebacks) == {0}
     message = "the ring is broken: rank 0 of 2 could not receive from rank 1 or send to 1"
     assert message in caught.value.tracebacks[0]
