@@ -10,39 +10,31 @@ local recording = import "recording"
 local tabs = import "tabs"
 
 local STYLE = "vis/interactive.css"
+local LINK, SCRIPT = '<link rel="stylesheet" href="%s">', '<script type="module" src="%s"></script>'
 local TIMELINE = "application/vnd.miniddp.timeline+json"
 
 local loaded = {} -- what this page loads so far
 
--- JSON that cannot end the element it stands in.
-local function embedded(data)
-  local json = pandoc.json.encode(data):gsub("<", "\\u003c")
-  return ('<script type="application/json">%s</script>'):format(json)
-end
+local STAGE = [[
+<div class="stage" data-module="%s">
+<div class="still">%s</div>
+%s
+<noscript><p>With JavaScript you can change what this shows.</p></noscript>
+</div>]]
 
--- What the script takes over.
+-- What the script takes over; `data` for it as JSON that cannot end the element it stands in.
 local function stage(stem, still, data)
-  return pandoc.RawBlock("html", table.concat({
-    ('<div class="stage" data-module="%s">'):format(stem),
-    ('<div class="still">%s</div>'):format(still),
-    data and embedded(data) or "",
-    "<noscript><p>With JavaScript you can change what this shows.</p></noscript>",
-    "</div>",
-  }, "\n"))
+  local json = data and pandoc.json.encode(data):gsub("<", "\\u003c")
+  local embedded = json and ('<script type="application/json">%s</script>'):format(json) or ""
+  return pandoc.RawBlock("html", STAGE:format(stem, still, embedded))
 end
 
--- The markup that loads a file of the book, once on a page.
+-- The markup that loads a file of the book, if there is one, once on a page.
 local function load(path, markup)
-  if loaded[path] then return pandoc.Blocks {} end
+  if loaded[path] or not project.read(path) then return pandoc.Blocks {} end
   loaded[path] = true
   return pandoc.Blocks { pandoc.RawBlock("html", markup:format(project.link(path))) }
 end
-
-local function style(path)
-  return project.read(path) and load(path, '<link rel="stylesheet" href="%s">') or pandoc.Blocks {}
-end
-
-local function script(path) return load(path, '<script type="module" src="%s"></script>') end
 
 -- The recorded timeline of a cell and its picture, or nil.
 local function timeline_of(cell)
@@ -53,32 +45,19 @@ local function timeline_of(cell)
 end
 
 local function badges(found)
-  local blocks = pandoc.Blocks {}
-  for _, one in ipairs(found) do blocks:insert(provenance.badge(one.recording)) end
-  return blocks
+  return pandoc.List(found):map(function(one) return provenance.badge(one.recording) end)
 end
 
 -- A stage for each recorded timeline, with its picture as the still.
 local function timeline_stages(found, stem, alt, fail)
-  if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
   local function stage_of(one)
     local events, picture = timeline_of(one.cell)
     if not events then fail("the cell has no timeline in " .. one.recording.path) end
+    if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
     return stage(stem, output.figure(picture or "", alt, fail).text, events)
   end
   if #found == 1 then return pandoc.Blocks { stage_of(found[1]) }, badges(found) end
   return tabs(found, function(one) return pandoc.Blocks { stage_of(one), provenance.badge(one.recording) } end), {}
-end
-
--- One stage with the values of all recordings.
-local function values_stage(found, stem, still, fail)
-  local data = {}
-  for _, one in ipairs(found) do
-    local values = recording.cell_values(one.cell)
-    if not next(values) then fail("the cell has neither a timeline nor values in " .. one.recording.path) end
-    table.insert(data, { kind = one.kind, values = values })
-  end
-  return pandoc.Blocks { stage(stem, still, data) }, badges(found)
 end
 
 return function(div, fail)
@@ -93,13 +72,9 @@ return function(div, fail)
     content = pandoc.Blocks { stage(stem, diagram.svg(still, fail)) }
   else
     local found = recording.with_cell(given.run, given.kind, given.cell, fail)
-    if timeline_of(found[1].cell) then
-      content, below = timeline_stages(found, stem, given["fig-alt"] or "", fail)
-    else
-      content, below = values_stage(found, stem, diagram.svg(still, fail), fail)
-    end
+    content, below = timeline_stages(found, stem, given["fig-alt"] or "", fail)
   end
-  local styles = style(STYLE) .. style((path:gsub("%.js$", ".css")))
-  content = styles .. figure(content, div, fail) .. below .. script(path)
+  local styles = load(STYLE, LINK) .. load((path:gsub("%.js$", ".css")), LINK)
+  content = styles .. figure(content, div, fail) .. below .. load(path, SCRIPT)
   return pandoc.Div(content, { class = "interactive-frame" })
 end

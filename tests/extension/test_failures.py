@@ -259,7 +259,7 @@ FAILURES = {
     "cell without anything for a script": (
         interactive('src="vis/still.js" run="05-wrong" cell="silent"'),
         '.interactive cell="silent" run="05-wrong" src="vis/still.js": '
-        "the cell has neither a timeline nor values in recordings/05-wrong.cpu.ipynb",
+        "the cell has no timeline in recordings/05-wrong.cpu.ipynb",
     ),
     "unknown badge": (
         run('name="02-cpu" cell="hello" badge="guessed"'),
