@@ -79,8 +79,8 @@ local function annotations(div, lines, path, fail)
       local line = annotated_line(lines, term, path, fail)
       local text = pandoc.utils.stringify(term)
       if taken[line] then fail(("`%s` is annotated twice"):format(text), text) end
-      local block = #definitions == 1 and #definitions[1] == 1 and definitions[1][1].t
-      if block ~= "Plain" and block ~= "Para" then
+      local kind = #definitions == 1 and #definitions[1] == 1 and definitions[1][1].t
+      if kind ~= "Plain" and kind ~= "Para" then
         fail(("the annotation of `%s` must be one paragraph"):format(text), text)
       end
       taken[line] = true
@@ -89,11 +89,6 @@ local function annotations(div, lines, path, fail)
   end
   table.sort(found, function(one, other) return one.line < other.line end)
   return found
-end
-
-local function header(path)
-  local name = project.source_link({ pandoc.Str(path) }, path)
-  return pandoc.Div({ pandoc.Plain(name) }, { class = "code-file" })
 end
 
 return function(div, fail)
@@ -108,7 +103,8 @@ return function(div, fail)
   end
   local extension = path:match("%.(%w+)$") or "text"
   local code = pandoc.CodeBlock(table.concat(lines, "\n"), { class = LANGUAGES[extension] or extension })
-  local blocks = pandoc.Blocks { header(path), code }
+  local source = pandoc.Plain(project.source_link({ pandoc.Str(path) }, path))
+  local blocks = pandoc.Blocks { pandoc.Div({ source }, { class = "code-file" }), code }
   if #definitions > 0 then blocks:insert(pandoc.OrderedList(definitions)) end
   local attributes = before and before ~= "" and { before = before } or {}
   return pandoc.Div(blocks, pandoc.Attr(div.identifier, { "code" }, attributes))

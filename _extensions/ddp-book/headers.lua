@@ -2,13 +2,6 @@
 
 local function is_empty(cell) return pandoc.utils.stringify(cell.contents):match("^%s*$") ~= nil end
 
-local function holds_text(row)
-  for _, cell in ipairs(row.cells) do
-    if not is_empty(cell) then return true end
-  end
-  return false
-end
-
 local function name_cells(row)
   for column, cell in ipairs(row.cells) do
     if is_empty(cell) then
@@ -23,7 +16,7 @@ return function(blocks)
   return blocks:walk {
     Table = function(element)
       for _, row in ipairs(element.head.rows) do
-        if holds_text(row) then name_cells(row) end
+        if row.cells:find_if(function(cell) return not is_empty(cell) end) then name_cells(row) end
       end
       return element
     end,

@@ -27,10 +27,7 @@ local function markdown_cell(source, kind)
 end
 
 local function code_cell(cell, source, one, fail)
-  local function alt_of(shown)
-    local text = recording.bundle(shown, "text/plain")
-    return text or ("Figure of run %s"):format(one.name)
-  end
+  local function alt_of(shown) return recording.bundle(shown, "text/plain") or "Figure of run " .. one.name end
   local blocks = pandoc.Blocks { pandoc.Div({ pandoc.CodeBlock(source, { class = "python" }) }, { class = "nb-in" }) }
   local shown = output.blocks(cell, alt_of, fail)
   if #shown > 0 then blocks:insert(pandoc.Div(shown, { class = "nb-out" })) end
@@ -83,9 +80,10 @@ end
 function M.recordings(div, fail)
   local rows = {}
   for _, name in ipairs(recording.runs()) do
-    local by_kind = {}
-    for _, one in ipairs(recording.existing(name, fail)) do by_kind[one.kind] = one end
-    for _, kind in ipairs { "cpu", "gpu" } do table.insert(rows, row_of(name, kind, by_kind[kind])) end
+    for _, kind in ipairs { "cpu", "gpu" } do
+      local one = recording.existing(name, fail):find_if(function(each) return each.kind == kind end)
+      table.insert(rows, row_of(name, kind, one))
+    end
   end
   if #rows == 0 then fail("there are no runs: no file runs/NN-name.py") end
   div.content = { make_table(HEADER, rows) }

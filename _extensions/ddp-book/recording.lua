@@ -54,11 +54,8 @@ end
 
 -- The recordings of a run, GPU first, without complaint if there is none.
 function M.existing(name, fail)
-  local found = {}
-  for _, kind in ipairs(KINDS) do
-    local recording = load(name, kind, fail)
-    if recording then table.insert(found, recording) end
-  end
+  local found = pandoc.List {}
+  for _, kind in ipairs(KINDS) do found:insert(load(name, kind, fail)) end
   return found
 end
 
@@ -66,7 +63,7 @@ end
 function M.find(name, kind, fail)
   if not name then fail("no run is named") end
   if kind and kind ~= "gpu" and kind ~= "cpu" then fail('kind must be "gpu" or "cpu"') end
-  local found = pandoc.List(M.existing(name, fail)):filter(function(one) return not kind or one.kind == kind end)
+  local found = M.existing(name, fail):filter(function(one) return not kind or one.kind == kind end)
   if #found > 0 then return found end
   if project.read("runs/" .. name .. ".py") then
     fail(("no recording %s (make it with: make record RUN=%s)"):format(file_of(name, kind or "cpu"), name))
