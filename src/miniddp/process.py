@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Imported later, as torch.optim does, it would keep the process group for good:
+# as default arguments. Its threads then abort some of Python's exits.
+import torch.distributed.nn.functional
 from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)

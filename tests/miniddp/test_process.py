@@ -216,3 +216,23 @@ def test_run_ranks_is_found_when_it_is_asked_for() -> None:
     assert miniddp.run_ranks is run_ranks
     with pytest.raises(AttributeError, match="module 'miniddp' has no attribute 'runranks'"):
         miniddp.runranks  # noqa: B018
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the threads' names from /proc")
+def test_the_group_ends_with_its_threads():
+    """torch.optim imports functions with the group as default: they would keep it alive."""
+    program = (
+        "from pathlib import Path\n"
+        "import torch, torch.distributed as dist\n"
+        "from miniddp.process import destroy_process_group, init_process_group\n"
+        "init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "torch.optim.SGD(torch.nn.Linear(1, 1).parameters())\n"
+        "names = lambda: [file.read_text() for file in Path('/proc/self/task').glob('*/comm')]\n"
+        "before = names()\n"
+        "destroy_process_group()\n"
+        "print(sum('gloo' in name for name in before), sum('gloo' in name for name in names()))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    before, after = map(int, ended.stdout.split())
+    assert before > 0
+    assert after == 0
