@@ -1,9 +1,9 @@
-"""What communication costs before anyone measures it: bytes, seconds, and what backward hides.
+"""What communication costs before anyone measures it: bytes and seconds.
 
 Pure functions of three numbers: the bytes S of a tensor, the number of ranks N, and the `Link`
 between two ranks. A message of S bytes takes alpha + S beta seconds (Hockney, "The communication
-challenge for MPP", 1994). Memory is in
-`instruments.memory`, learning rates in `instruments.learning_rate`.
+challenge for MPP", 1994). Nodes of GPUs, and tables that others measured, are in
+`instruments.network`.
 
 Every function raises `ValueError` for a negative amount or for fewer ranks than one.
 """
@@ -11,8 +11,7 @@ Every function raises `ValueError` for a negative amount or for fewer ranks than
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import combinations
 
 
 @dataclass(frozen=True)
@@ -127,19 +126,6 @@ def tree_all_reduce_seconds(num_bytes: float, world_size: int, link: Link) -> fl
     return 2 * (world_size - 1).bit_length() * link.seconds(num_bytes)
 
 
-def hierarchical_all_reduce_seconds(
-    num_bytes: float, ranks_per_node: int, nodes: int, intra_node: Link, inter_node: Link
-) -> float:
-    """Reduce-scatter within nodes, all-reduce of each part between nodes, all-gather within nodes.
-
-    Cho et al., "BlueConnect", MLSys 2019. `inter_node` is what one rank has of the network: where
-    all ranks of a node share one card, its beta is `ranks_per_node` times the card's.
-    """
-    check_counts(ranks_per_node=ranks_per_node, nodes=nodes)
-    within = ring_all_reduce_seconds(num_bytes, ranks_per_node, intra_node)
-    return within + ring_all_reduce_seconds(num_bytes / ranks_per_node, nodes, inter_node)
-
-
 # From measured seconds to bandwidth and link
 
 
@@ -175,10 +161,13 @@ def bus_bandwidth(
 
 
 def fit(num_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """The link whose messages come closest to measured ones: least squares of relative errors.
+    """The link whose messages come closest to measured ones: the least sum of relative errors.
 
     Relative, so that a small message, which shows alpha, counts as much as a large one, which
-    shows beta. Neither becomes negative. Raises `ValueError` for fewer than two different sizes.
+    shows beta. Not squared, so that a few times that something disturbed change nothing: the best
+    line goes through two of the points, or through one with an alpha or a beta of 0, and the others
+    pull at it only by which side they are on. Neither alpha nor beta becomes negative. Raises
+    `ValueError` for fewer than two different sizes.
     """
     if len(num_bytes) != len(seconds) or len(set(num_bytes)) < 2:
         raise ValueError(
@@ -188,15 +177,14 @@ def fit(num_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     check_amounts(smallest_size=min(num_bytes))
     if not min(seconds) > 0:
         raise ValueError(f"every time must be more than 0 seconds, not {min(seconds)!r}")
-    sizes, times = np.asarray(num_bytes, dtype=float), np.asarray(seconds, dtype=float)
-    scale = sizes.max()
-    columns = np.stack([1 / times, sizes / scale / times], axis=1)
-    alpha, beta = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)[0]
-    if alpha < 0:
-        alpha, beta = 0.0, columns[:, 1].sum() / (columns[:, 1] ** 2).sum()
-    elif beta < 0:
-        alpha, beta = columns[:, 0].sum() / (columns[:, 0] ** 2).sum(), 0.0
-    return Link(float(alpha), float(beta / scale))
+    points = list(zip(num_bytes, seconds, strict=True))
+    lines = [Link(time, 0.0) for _, time in points]
+    lines += [Link(0.0, time / size) for size, time in points if size]
+    for (left, early), (right, late) in combinations(sorted(points), 2):
+        beta = (late - early) / (right - left) if right > left else -1.0
+        if beta >= 0 and (alpha := early - left * beta) >= 0:
+            lines.append(Link(alpha, beta))
+    return min(lines, key=lambda line: sum(abs(line.seconds(s) - t) / t for s, t in points))
 
 
 def fit_ring_all_reduce(

@@ -234,11 +234,12 @@ def playbook(known: int = 64) -> list[Prediction]:
     rates = np.array([row["tokens_per_s_per_gpu"] for row in rows])
     fitted = hops < known
     slope, start = np.polyfit(hops[fitted], 1 / rates[fitted], 1, w=rates[fitted])
+    predicted = (1 / (start + slope * hops)).tolist()
     return [
         Prediction(
-            table, f"{row['gpus']} GPUs", "tokens/s per GPU", 1 / (start + slope * hop), rate
+            table, f"{row['gpus']} GPUs", "tokens/s per GPU", rate, row["tokens_per_s_per_gpu"]
         )
-        for row, hop, rate in zip(rows, hops, rates, strict=True)
+        for row, rate in zip(rows, predicted, strict=True)
     ]
 
 

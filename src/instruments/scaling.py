@@ -15,13 +15,20 @@ def scaling_efficiency(seconds_on_one: float, seconds_on_all: float) -> float:
 
 
 def smallest_batch_per_rank(
-    flops_per_second: float, bytes_per_second: float, gradient_bytes: float = 2
+    flops_per_second: float, bytes_per_second: float, gradient_bytes: float = 4
 ) -> float:
-    """Tokens per rank above which backward hides the all-reduce: B / X > C / W.
+    """Tokens per rank above which backward hides the all-reduce: C / W times half of a gradient.
 
-    Backward computes 4 FLOPs per parameter and token; a ring sends twice each gradient's bytes
-    over a link of W bytes per second. With 2-byte gradients 4 B / (X C) > 2 * 2 / W, and the
-    sizes of the layers cancel (scaling-book, "How to Parallelize a Transformer for Training").
+    Backward computes 4 FLOPs per parameter and token; a ring through very many ranks sends each
+    gradient twice. 4 P b / C > 2 P g / W, and the sizes of the layers cancel (scaling-book, "How to
+    Parallelize a Transformer for Training", which has gradients of 2 bytes: B / X > C / W).
+
+    Args:
+        flops_per_second: What one rank computes.
+        bytes_per_second: What goes through the narrowest place of the ring: the link of a GPU
+            within one node, all network cards of a node together between nodes.
+        gradient_bytes: 4 as DDP sends them, under autocast too; 2 if the parameters are bfloat16
+            or a hook compresses.
     """
     check_amounts(
         flops_per_second=flops_per_second,
@@ -31,16 +38,3 @@ def smallest_batch_per_rank(
     if bytes_per_second == 0:
         raise ValueError("bytes_per_second must be more than 0")
     return flops_per_second / bytes_per_second * gradient_bytes / 2
-
-
-def is_compute_bound(
-    batch_per_rank: float,
-    flops_per_second: float,
-    bytes_per_second: float,
-    gradient_bytes: float = 2,
-) -> bool:
-    """Whether a rank's batch, in tokens, exceeds `smallest_batch_per_rank`."""
-    check_amounts(batch_per_rank=batch_per_rank)
-    return batch_per_rank > smallest_batch_per_rank(
-        flops_per_second, bytes_per_second, gradient_bytes
-    )
