@@ -10,6 +10,7 @@ local M = {}
 
 local UNCHANGED = "the code changed since, its behaviour did not: "
 local STALE = "recorded before the latest change of this code"
+local COMPUTED = "Computed, not measured"
 local RANKS_AND_BACKEND = "%s over %s"
 
 -- "2", "2 and 4", "2, 3 and 4"
@@ -66,12 +67,17 @@ function M.is_stale(one)
   return type(of_run) == "table" and of_run[one.kind] == "stale"
 end
 
--- "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · torch 2.13.0 · 2026-11-21 · commit abc1234"
-function M.line(one)
-  local meta, parts = one.meta, { one.kind:upper() .. " recording", M.device(one.meta) }
+-- "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · torch 2.13.0 · 2026-11-21 · commit abc1234",
+-- "Computed, not measured · 2026-11-21 · commit abc1234"
+function M.line(one, badge, fail)
+  local meta, parts = one.meta, { COMPUTED }
   local ranks, backend, torch, commit = M.ranks(meta), M.backend(meta), M.torch(meta), M.commit(meta)
-  if ranks then table.insert(parts, backend and RANKS_AND_BACKEND:format(ranks, backend) or ranks) end
-  if torch then table.insert(parts, "torch " .. torch) end
+  if badge and badge ~= "computed" then fail('badge must be "computed"') end
+  if not badge then
+    parts = { one.kind:upper() .. " recording", M.device(meta) }
+    if ranks then table.insert(parts, backend and RANKS_AND_BACKEND:format(ranks, backend) or ranks) end
+    if torch then table.insert(parts, "torch " .. torch) end
+  end
   if present(meta.date) then table.insert(parts, meta.date) end
   if commit then table.insert(parts, "commit " .. commit) end
   for _, said in ipairs(present(meta.accepted) or {}) do table.insert(parts, UNCHANGED .. said.reason) end
@@ -80,10 +86,10 @@ function M.line(one)
 end
 
 -- The line under an output, linked to the run's page.
-function M.badge(one)
-  local classes = { "provenance", one.kind }
+function M.badge(one, badge, fail)
+  local classes = { "provenance", badge or one.kind }
   if M.is_stale(one) then table.insert(classes, "stale") end
-  local link = pandoc.Link(M.line(one), project.link("runs/" .. one.name .. ".qmd"))
+  local link = pandoc.Link(M.line(one, badge, fail), project.link("runs/" .. one.name .. ".qmd"))
   return pandoc.Div({ pandoc.Plain { link } }, pandoc.Attr("", classes))
 end
 

@@ -1,7 +1,9 @@
--- `.run`: the recorded outputs of a cell, with a line that says where they come from.
+-- `.run`: the recorded outputs of a cell, with a line that says where they come from, and one for
+-- each table of what others measured that is in them.
 
 local import = ...
 local figure = import "figure"
+local measurement = import "measurement"
 local output = import "output"
 local provenance = import "provenance"
 local recording = import "recording"
@@ -21,13 +23,14 @@ return function(div, fail)
   local content
   if #found == 1 then
     content = figure(blocks_of(found[1]), div, fail)
-    content:insert(provenance.badge(found[1].recording))
+    content:insert(provenance.badge(found[1].recording, div.attributes.badge, fail))
   else
     content = figure(tabs(found, function(one)
       local blocks = blocks_of(one)
-      blocks:insert(provenance.badge(one.recording))
+      blocks:insert(provenance.badge(one.recording, div.attributes.badge, fail))
       return blocks
     end), div, fail)
   end
+  if div.attributes.table then content:extend(measurement.find(div.attributes, fail):map(measurement.badge)) end
   return pandoc.Div(content, { class = "run" })
 end

@@ -1,6 +1,7 @@
--- `.val`: a recorded value inside a sentence.
+-- `.val`: a recorded value inside a sentence, or one that others measured.
 
 local import = ...
+local measurement = import "measurement"
 local provenance = import "provenance"
 local recording = import "recording"
 local sorted_keys = import "sorted_keys"
@@ -25,21 +26,31 @@ local function formatted(value, format)
   return commas > 0 and grouped(text) or text
 end
 
-return function(span, fail)
-  local attributes = span.attributes
-  local key, unit = attributes.key, attributes.unit
+-- The value, its unit, where it comes from, and the link to there if there is one.
+local function recorded(given, fail)
   local known = {}
-  for _, one in ipairs(recording.find(attributes.run, attributes.kind, fail)) do
-    local value = recording.values(one)[key]
+  for _, one in ipairs(recording.find(given.run, given.kind, fail)) do
+    local value = recording.values(one)[given.key]
     for name in pairs(recording.values(one)) do known[name] = true end
-    if value ~= nil then
-      local text = formatted(value, attributes.format)
-      if not text then fail(('format="%s" does not fit the value %s'):format(attributes.format, tostring(value))) end
-      if unit then text = text .. "\u{a0}" .. unit end
-      local tip = one.name .. ": " .. provenance.line(one)
-      local attr = pandoc.Attr("", { "recorded" }, { { "tabindex", "0" }, { "data-tip", tip } })
-      return pandoc.Span({ pandoc.Str(text) }, attr)
-    end
+    if value ~= nil then return value, given.unit, one.name .. ": " .. provenance.line(one, given.badge, fail) end
   end
   fail(("no such value is recorded (there are: %s)"):format(table.concat(sorted_keys(known), ", ")))
+end
+
+local function measured(given, fail)
+  local one = measurement.find(given, fail)[1]
+  if #one.rows > 1 then fail(('%d rows where="%s": expected one'):format(#one.rows, given.where or "")) end
+  local cell = one.rows[1][given.column or fail('expected column="name"')]
+  if cell == "" then fail("the source gives no such value: the cell is empty") end
+  return given.format and tonumber(cell) or cell, given.unit or one.units[given.column], measurement.line(one), measurement.link(one)
+end
+
+return function(span, fail)
+  local given = span.attributes
+  local value, unit, tip, target = (given.table and measured or recorded)(given, fail)
+  local text = formatted(value, given.format)
+  if not text then fail(('format="%s" does not fit the value %s'):format(given.format, tostring(value))) end
+  if unit then text = text .. "\u{a0}" .. unit end
+  if target then return pandoc.Link(text, target, "", pandoc.Attr("", { "recorded" }, { ["data-tip"] = tip })) end
+  return pandoc.Span({ pandoc.Str(text) }, pandoc.Attr("", { "recorded" }, { { "tabindex", "0" }, { "data-tip", tip } }))
 end

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(QUARTO is None, reason="no quarto on PATH or in 
 CONFIGURATION = """\
 project:
   type: book
-  resources: [recordings/*.ipynb]
+  resources: [recordings/*.ipynb, measurements/*.csv]
 book:
   title: Fixture
   repo-url: https://example.org/fixture
   chapters: [index.qmd, {chapters}]
-  appendices: [appendix/glossary.qmd, appendix/runs.qmd, runs/01-demo.qmd, runs/02-cpu.qmd,
-    runs/04-line.qmd]
+  appendices: [appendix/glossary.qmd, appendix/measurements.qmd, appendix/runs.qmd,
+    runs/01-demo.qmd, runs/02-cpu.qmd, runs/04-line.qmd]
 filters: [{at: pre-ast, path: _extensions/ddp-book/book.lua}]
 format: {html: {code-annotations: hover}}
 """
@@ -59,14 +59,22 @@ def test_book(book, render_all):
     assert re.search(r"<figcaption [^>]*>\s*Table&nbsp;\S+: Times by ", run)
     assert 'href="../runs/01-demo.html">CPU recording' in run
 
-    assert re.search(r'id="fig-ring".*?<svg class="drawn" role="img" aria-labelledby=', html["05-diagram"], re.S)
+    assert re.search(
+        r'id="fig-ring".*?<svg class="drawn" role="img" aria-labelledby=', html["05-diagram"], re.S
+    )
     for name, kind in [("fig-ring", "Figure"), ("fig-line", "Figure"), ("tbl-times", "Table")]:
         link = rf'<a href="[^"]*#{name}" class="quarto-xref">{kind}&nbsp;<span>'
         assert re.search(link, html["05-term"])
     assert 'id="term-ring-all-reduce"' in html["glossary"]
     assert "min read" in html["05-run"]
     assert "min read" not in html["index"]
+    assert re.search(
+        r"<figcaption [^>]*>\s*Figure&nbsp;\S+: Bandwidth by size", html["05-measured"]
+    )
+    assert 'href="../appendix/measurements.html#ring"' in html["05-measured"]
+    assert 'id="ring"' in html["measurements"]
     assert (book / "_book/recordings/01-demo.gpu.ipynb").exists()
+    assert (book / "_book/measurements/ring.csv").exists()
     for name, text in html.items():
         local = re.findall(r'href="(?!https?:)([^"]*\.qmd[^"]*)"', text)
         assert not local, name
