@@ -12,7 +12,6 @@ and a `RuntimeError` names neighbours that are lost. With NCCL the GPU waits:
 the functions return at once, and the watchdog ends ranks that wait in vain.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
@@ -92,13 +91,13 @@ def exchange(
     outgoing: Sequence[Tensor], incoming: Sequence[Tensor], ring: Ring
 ) -> Iterator[Tensor]:
     """Yield what has arrived from the left while the next are on their way."""
-    under_way: deque[list[dist.Work]] = deque()
+    under_way: list[list[dist.Work]] = []
     try:
         for i in range(len(incoming) + AHEAD):
             if i < len(incoming):
                 under_way.append(start(outgoing[i], incoming[i], ring))
             if i >= AHEAD:
-                for work in under_way.popleft():
+                for work in under_way[i - AHEAD]:
                     work.wait()
                 yield incoming[i - AHEAD]
     except RuntimeError as error:
