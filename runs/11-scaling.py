@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 import miniddp
 from book import FOREGROUND, LINE, MUTED, figure, provenance, record, table
-from instruments import bench_ring, predictions
+from instruments import bench_ring, network, predictions
 from instruments.cost import Link, bus_bandwidth, ring_all_reduce_seconds
 from instruments.flops import peak_flops
 from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
@@ -174,22 +174,22 @@ table(rows, ["batch", "alone", "+ sharing", "+ messages", "two ranks"], "rrrrr")
 # %% [markdown]
 # ## The model, before it is compared
 #
-# Three measured numbers go in: the step of one rank alone (and its backward part), alpha and beta
-# of the link. The link is fitted on two ranks, and used for four as well.
+# What goes in: the step of one rank alone, its backward part, and the link: all-reduces of two
+# ranks by size. They are used for four ranks as well.
 
 
 # %% name="link"
 SIZES = [20_000, 100_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000]
 timings = bench_ring.bench(2, SIZES, 15, ["library"])
-link = Link(*bench_ring.fit(timings))
-record(alpha_us=1e6 * link.alpha, beta_ns=1e9 * link.beta, gb_per_second=1e-9 / link.beta)
+link = network.fit(SIZES, [timing.seconds for timing in timings], 2)
+line = Link(*bench_ring.fit(timings))
+record(alpha_us=1e6 * line.alpha, beta_ns=1e9 * line.beta, gb_per_second=1e-9 / line.beta)
 rows = []
 for timing in timings:
-    fitted = ring_all_reduce_seconds(timing.bytes, 2, link)
-    measured, error = timing.seconds, fitted / timing.seconds - 1
-    rows.append([f"{timing.bytes / 1e6:g}", f"{1e3 * measured:.2f}", f"{1e3 * fitted:.2f}",
-                 f"{100 * error:+.0f}"])  # fmt: skip
-table(rows, ["MB", "measured ms", "fitted ms", "error %"], "rrrr")
+    of_line = ring_all_reduce_seconds(timing.bytes, 2, line)
+    seconds = [timing.seconds, link.all_reduce_seconds(timing.bytes), of_line]
+    rows.append([f"{timing.bytes / 1e6:g}", *(f"{1e3 * each:.2f}" for each in seconds)])
+table(rows, ["MB", "measured ms", "used ms", "one line ms"], "rrrr")
 
 
 # %% name="predict"
@@ -202,7 +202,7 @@ class Prediction:
 
 
 def predict(
-    step: float, backward: float, bucket_bytes: Sequence[int], world_size: int, link: Link
+    step: float, backward: float, bucket_bytes: Sequence[int], world_size: int
 ) -> Prediction:
     """From the step of one rank alone, and its backward part, to that of `world_size` ranks."""
     sharing = max(1, world_size / CORES)  # ranks that share a core take turns
@@ -210,7 +210,7 @@ def predict(
     layers = even_layers(bucket_bytes, step - backward, backward)
 
     def all_reduce(size: float) -> float:
-        return ring_all_reduce_seconds(size, world_size, link)
+        return link.all_reduce_seconds(size, world_size)
 
     hidden = simulate(layers, all_reduce)
     return Prediction(hidden.seconds, hidden.compute + hidden.communication)
@@ -218,7 +218,7 @@ def predict(
 
 # %% name="compare"
 def predicted(world_size: int, size: str, row: Measured) -> Prediction:
-    return predict(row.alone, row.backward, BUCKETS[size], world_size, link)
+    return predict(row.alone, row.backward, BUCKETS[size], world_size)
 
 
 rows, errors = [], {}
