@@ -6,9 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from miniddp.process import check_group, device
-
-Group = dist.ProcessGroup | None
+from miniddp.process import Group, check_group, device
 
 
 @torch.no_grad()

@@ -59,17 +59,11 @@ def check_module(
             "DistributedDataParallel is not needed when a module doesn't have "
             "any parameter that requires a gradient."
         )
-    devices = {parameter.device for parameter in module.parameters()}
-    places = ", ".join(sorted(map(str, devices)))
-    if len({device.type for device in devices}) > 1:
-        raise ValueError(
-            "DistributedDataParallel's input module must be on the same type "
-            f"of devices, but its parameters are on {places}."
-        )
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(
             "device_ids can only be None or contain a single element."
         )
+    devices = {parameter.device for parameter in module.parameters()}
     for wanted in [*(device_ids or ()), output_device]:
         if isinstance(wanted, int):
             wanted = torch.device("cuda", wanted)
@@ -77,7 +71,7 @@ def check_module(
             raise ValueError(
                 "device_ids and output_device must name the one GPU of the "
                 f"module, but got {device_ids} and {output_device} for "
-                f"parameters on {places}."
+                f"parameters on {', '.join(sorted(map(str, devices)))}."
             )
 
 

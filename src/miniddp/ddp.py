@@ -39,7 +39,7 @@ class DistributedDataParallel(nn.Module):
         bucket_cap_mb: send a bucket when it has reached this size, in MiB.
             None: 25, and 1 for the first one, which thus leaves early.
         find_unused_parameters: search each graph for parameters without use.
-        check_reduction: ask all ranks, in each backward, what is missing.
+        check_reduction: ask all ranks what they lack, then send: no overlap.
         gradient_as_bucket_view: let `.grad` be a view: saves a copy of all.
         forward_sync_buffers (was broadcast_buffers): copy rank 0's each time.
 

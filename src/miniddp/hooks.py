@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-Group = dist.ProcessGroup | None
+from miniddp.process import Group
+
 Mean = Future[Tensor]
 Hook = Callable[[Any, Any], Mean]
 

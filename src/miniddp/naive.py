@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from miniddp.process import device
+from miniddp.process import Group
 from miniddp.replicate import verify_replicas
 
 
@@ -19,9 +19,7 @@ class SimpleDDP(nn.Module):
     `process_group` (default: all ranks), else `ValueError`.
     """
 
-    def __init__(
-        self, module: nn.Module, process_group: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, process_group: Group = None) -> None:
         super().__init__()
         verify_replicas(module, process_group)
         self.module = module
@@ -75,7 +73,8 @@ class SimpleDDP(nn.Module):
             votes[name] = int(gradient is not None)
             if gradient is not None and gradient.layout is not torch.strided:
                 votes[name] = -world_size  # whatever others add, below zero
-        counts = torch.tensor(list(votes.values()), device=device())
+        where = next(self.module.parameters(), torch.empty(0)).device
+        counts = torch.tensor(list(votes.values()), device=where)
         dist.all_reduce(counts, group=self.process_group)
         for name, count in zip(votes, counts.tolist(), strict=True):
             if count < 0:

@@ -16,6 +16,7 @@ import torch.distributed.nn.functional
 from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
+Group = dist.ProcessGroup | None
 Mesh = DeviceMesh | None
 
 

@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from miniddp.bucket import plan_buckets
-from miniddp.process import check_group
+from miniddp.process import Group, check_group
 
 CAP_BYTES = 250 * 2**20
-Group = dist.ProcessGroup | None
 
 
 def broadcast_module(

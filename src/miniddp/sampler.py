@@ -14,9 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from miniddp.process import device
-
-Group = dist.ProcessGroup | None
+from miniddp.process import Group, device
 
 
 def shard(

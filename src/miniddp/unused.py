@@ -47,13 +47,15 @@ class SearchingReducer(Reducer):
 
 
 class Sink(torch.autograd.Function):
-    """The identity. Backward through one tensor comes by the others, too, so
-    that the hooks of parameters behind an output that is not in the loss run.
+    """The identity of all outputs at once.
+
+    Backward through one of them comes by the others, too, so that the hooks of
+    parameters behind an output that is not in the loss run.
     """
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)  # there it brings None
+        ctx.set_materialize_grads(False)  # to those it brings None
         return tuple(tensor.clone() for tensor in tensors)
 
     @staticmethod
@@ -117,7 +119,7 @@ class CheckingReducer(Reducer):
             self.queued = True
 
     def launch_full_buckets(self) -> None:
-        """Not yet. But backward has begun, should no output have told so."""
+        """Not yet: see to it that `check` will do it."""
         self.begin_backward()
 
     @torch.no_grad()
