@@ -16,9 +16,9 @@ local function step_to(top)
   return power * (top / 4 >= 5 * power and 5 or top / 4 >= 2 * power and 2 or 1)
 end
 
--- `lines`: list of { label, points = list of { x, y } }; `axes`: what x and y are; `show(x)`: the
--- text of a tick; `mark`: an x to mark. Nil if there are no two x above zero.
-return function(lines, axes, show, mark)
+-- `lines`: list of { label, points = list of { x, y } }; `show(x)`: the text of a tick; `mark`: an x to
+-- mark. Nil if there are no two x above zero.
+return function(lines, x_axis, y_axis, show, mark)
   local ticks, seen, top = {}, {}, 0
   for _, line in ipairs(lines) do
     for _, point in ipairs(line.points) do
@@ -58,7 +58,7 @@ return function(lines, axes, show, mark)
       add(TEXT, LEFT + 42, ROW * i - 3, "start", svg.escape(line.label))
     end
   end
-  add(TEXT, 0, above - 14, "start", svg.escape(axes[2]))
-  add(TEXT, WIDTH - RIGHT, bottom + 2 * ROW, "end", svg.escape(axes[1]))
+  add(TEXT, 0, above - 14, "start", svg.escape(y_axis))
+  add(TEXT, WIDTH - RIGHT, bottom + 2 * ROW, "end", svg.escape(x_axis))
   return table.concat(parts, "\n") .. "</svg>"
 end

@@ -11,6 +11,8 @@ local project = import "project"
 
 local M = {}
 
+local FACTS = { "measured", "hardware", "software", "date", "authors", "licence", "read", "path", "commit", "caveat" }
+
 local function words(text)
   local found = pandoc.List {}
   for word in (text or ""):gmatch("%S+") do found:insert(word) end
@@ -18,33 +20,25 @@ local function words(text)
 end
 
 -- Each line of a chart has the rows that agree in the columns `by`, which name it.
-local function lines_of(tables, given)
-  local lines, by_label = {}, {}
+local function drawn(tables, given, fail)
+  local lines, by_label, first = {}, {}, tables[1]
   for _, one in ipairs(tables) do
     for _, row in ipairs(one.rows) do
       local x, y = tonumber(row[given.x]), tonumber(row[given.y])
       local label = table.concat(words(given.by):map(function(column) return row[column] end), " ")
-      if x and y and not by_label[label] then
-        by_label[label] = { label = label, points = {} }
-        table.insert(lines, by_label[label])
-      end
+      by_label[label] = by_label[label] or { label = label, points = {} }
+      if x and y and #by_label[label].points == 0 then table.insert(lines, by_label[label]) end
       if x and y then table.insert(by_label[label].points, { x, y }) end
     end
   end
-  return lines
-end
-
-local function drawn(tables, given, fail)
-  local one = tables[1]
-  local alt = given["fig-alt"] or fail('it is a figure: say what it shows with fig-alt="…"')
-  local function show(x) return measurement.shown(("%.15g"):format(x), one.units[given.x]) end
-  local axes = { one.headings[given.x], one.headings[given.y] }
-  local picture = chart(lines_of(tables, given), axes, show, tonumber(given.mark))
-  return output.figure(picture or fail("a figure needs numbers at two values of " .. given.x), alt, fail)
+  local function show(x) return measurement.shown(("%.15g"):format(x), first.units[given.x]) end
+  local picture = chart(lines, first.headings[given.x], first.headings[given.y], show, tonumber(given.mark))
+  if not picture then fail("a figure needs numbers at two values of " .. given.x) end
+  return output.figure(picture, given["fig-alt"] or fail('it is a figure: say what it shows with fig-alt="…"'), fail)
 end
 
 local function listed(tables, given)
-  local columns, rows = words(given.columns or table.concat(tables[1].columns, " ")), pandoc.List {}
+  local columns, rows = given.columns and words(given.columns) or tables[1].columns, pandoc.List {}
   for _, one in ipairs(tables) do
     rows:extend(one.rows:map(function(row)
       return columns:map(function(column) return measurement.shown(row[column], one.units[column]) end)
@@ -54,26 +48,23 @@ local function listed(tables, given)
 end
 
 function M.measured(div, fail)
-  local given, tables = div.attributes, measurement.find(div.attributes, fail)
-  local shown = (given.y and drawn or listed)(tables, given, fail)
+  local tables = measurement.find(div.attributes, fail)
+  local shown = (div.attributes.y and drawn or listed)(tables, div.attributes, fail)
   return pandoc.Div(figure(pandoc.Blocks { shown }, div, fail) .. tables:map(measurement.badge), { class = "run" })
 end
-
-local FACTS = { "measured", "hardware", "software", "date", "authors", "licence", "read", "path", "commit", "caveat" }
 
 function M.measurements(div, fail)
   div.content = pandoc.Blocks {}
   for _, file in ipairs(project.list("measurements", "%.csv$")) do
     local one, rows = measurement.read(file:gsub("%.csv$", ""), fail), {}
     for _, fact in ipairs(FACTS) do
-      local text = rawget(one.source, fact)
-      if fact == "authors" then text = pandoc.Inlines { pandoc.Link(text, one.source.address) } end
+      local text = one.source(fact, fact == "path" or fact == "commit" or fact == "caveat")
+      if fact == "authors" then text = pandoc.Inlines { pandoc.Link(text, one.source "address") } end
       if text then table.insert(rows, { fact:gsub("^%l", string.upper), text }) end
     end
     local download = pandoc.Link(file, project.link("measurements/" .. file), "", { download = file })
     table.insert(rows, { "Table", pandoc.Inlines { download, pandoc.Str((", %d rows"):format(#one.rows)) } })
-    div.content:insert(pandoc.Header(2, one.source.title, pandoc.Attr(one.name)))
-    div.content:insert(make_table(nil, rows, "facts"))
+    div.content:extend { pandoc.Header(2, one.source "title", pandoc.Attr(one.name)), make_table(nil, rows, "facts") }
   end
   return div
 end

@@ -2,6 +2,7 @@
 
 local import = ...
 local project = import "project"
+local stringify = pandoc.utils.stringify
 
 local M = {}
 
@@ -9,40 +10,33 @@ local SOURCES = "measurements/sources.toml"
 local APPENDIX = "appendix/measurements.qmd"
 local PREFIXES = { [0] = "B", "KiB", "MiB", "GiB" }
 
--- A map that fails for a key that it has not.
-local function strict(map, what, fail)
-  return setmetatable(map, { __index = function(_, key) fail(what:format(key)) end })
+-- The text of a key in a section of sources.toml.
+local function told(section, key, fail)
+  local text = project.read(SOURCES) or fail("there is no " .. SOURCES)
+  local body = ("\n" .. text .. "\n["):match("\n%[" .. section .. "%](\n.-)\n%[")
+  if not body then fail(("%s has no [%s]"):format(SOURCES, section)) end
+  return body:match("\n" .. key .. ' = "(.-)"') or fail(("[%s] of %s has no %s"):format(section, SOURCES, key))
 end
 
--- Section of sources.toml → key → text.
-local function read_sources(fail)
-  local found, section = strict({}, SOURCES .. " has no [%s]", fail), nil
-  for line in (project.read(SOURCES) or fail("there is no " .. SOURCES)):gmatch("[^\n]+") do
-    local name, key, value = line:match("^%[(.+)%]$"), line:match('^([%w_]+) = "(.*)"$')
-    if name then
-      section = strict({}, ("[%s] of %s has no %%s"):format(name, SOURCES), fail)
-      found[name] = section
-    elseif key then
-      section[key] = value
-    end
-  end
-  return found
-end
-
--- A table: { name, source, columns (in order), headings, units, rows (column → text) }.
+-- A table: its name and columns, the heading and the unit of each, and rows (column → text).
+-- `source(key)` says where it comes from; with `optional` it gives nil for a key that is not there.
 function M.read(name, fail)
-  local path, sources = ("measurements/%s.csv"):format(name), read_sources(fail)
+  local path = ("measurements/%s.csv"):format(name)
   local known = table.concat(project.list("measurements", "%.csv$"), ", "):gsub("%.csv", "")
   local text = project.read(path) or fail(("no such table: there is no %s (there are: %s)"):format(path, known))
   local csv = pandoc.utils.to_simple_table(pandoc.read(text, "csv").blocks[1])
-  local one = { name = name, source = sources[name], headings = sources.columns, units = {}, rows = pandoc.List {} }
-  one.columns = pandoc.List(csv.header):map(pandoc.utils.stringify)
+  local one = { name = name, headings = {}, units = {}, rows = pandoc.List {} }
+  one.columns = pandoc.List(csv.header):map(stringify)
+  one.source = function(key, optional) return told(name, key, optional and function() end or fail) end
+  local there_are = (" (there are: %s)"):format(table.concat(one.columns, ", "))
+  local strict = { __index = function(_, column) fail("no column " .. column .. there_are) end }
   for _, cells in ipairs(csv.rows) do
-    local row = strict({}, ("no column %%s (there are: %s)"):format(table.concat(one.columns, ", ")), fail)
-    for i, column in ipairs(one.columns) do row[column] = pandoc.utils.stringify(cells[i]) end
+    local row = setmetatable({}, strict)
+    for i, column in ipairs(one.columns) do row[column] = stringify(cells[i]) end
     one.rows:insert(row)
   end
   for _, column in ipairs(one.columns) do
+    one.headings[column] = told("columns", column, fail)
     one.units[column] = one.headings[column]:match("%(([^()]+)%)$")
     local is_text = one.rows:find_if(function(row) return not tonumber(row[column]) end)
     if not one.units[column] and not is_text then fail(("%s: %s has no unit in %s"):format(path, column, SOURCES)) end
@@ -58,18 +52,18 @@ local function meets(row, condition, fail)
 end
 
 -- The tables that `table="one two"` names, with the rows that meet each condition of
--- `where="setup=a|b; size_bytes>=1024"`; one of them at least.
-function M.find(attributes, fail)
-  local found, count = pandoc.List {}, 0
-  for name in (attributes.table or fail('expected table="name"')):gmatch("%S+") do
+-- `where="setup=a|b; size_bytes>=1024"`; at least one row in all.
+function M.find(given, fail)
+  local found, any = pandoc.List {}, false
+  for name in (given.table or fail('expected table="name"')):gmatch("%S+") do
     local one = M.read(name, fail)
-    for condition in (attributes.where or ""):gmatch("[^;]+") do
+    for condition in (given.where or ""):gmatch("[^;]+") do
       one.rows = one.rows:filter(function(row) return meets(row, condition, fail) end)
     end
     found:insert(one)
-    count = count + #one.rows
+    any = any or #one.rows > 0
   end
-  return count > 0 and found or fail(('no row where="%s"'):format(attributes.where or ""))
+  return any and found or fail(('no row where="%s"'):format(given.where))
 end
 
 -- A cell as a page shows it: 33554432 bytes are 32 MiB.
@@ -80,22 +74,17 @@ function M.shown(cell, unit)
   return size .. "\u{a0}" .. PREFIXES[prefix]
 end
 
--- Where a value comes from, in one line; `authors` as a page shows them.
-function M.line(one)
-  local source = one.source
-  local read = source.read == "original" and "" or ", read " .. source.read
-  return ("Measured by others · %s · %s · %s%s"):format(source.hardware, source.authors, source.date, read)
+-- "Measured by others · 8 × H100 · ", "NVIDIA", " · published 2025-12-04", and the table's entry in the appendix.
+function M.origin(one)
+  local read = one.source "read" == "original" and "" or ", read " .. one.source "read"
+  local link = (project.page == APPENDIX and "" or project.link(APPENDIX)) .. "#" .. one.name
+  return ("Measured by others · %s · "):format(one.source "hardware"), one.source "authors", " · " .. one.source "date" .. read, link
 end
-
--- The table's entry in the appendix.
-function M.link(one) return (project.page == APPENDIX and "" or project.link(APPENDIX)) .. "#" .. one.name end
 
 -- The line under a quote, linked to that entry and to the source.
 function M.badge(one)
-  local told = M.line(one)
-  local from, to = told:find(one.source.authors, 1, true)
-  local line = pandoc.Inlines { pandoc.Link(told:sub(1, from - 1), M.link(one)) }
-  line:extend { pandoc.Link(one.source.authors, one.source.address), pandoc.Str(told:sub(to + 1)) }
+  local before, authors, after, link = M.origin(one)
+  local line = { pandoc.Link(before, link), pandoc.Link(authors, one.source "address"), pandoc.Str(after) }
   return pandoc.Div({ pandoc.Plain { pandoc.Span(line) } }, pandoc.Attr("", { "provenance", "others" }))
 end
 

@@ -42,15 +42,16 @@ local function measured(given, fail)
   if #one.rows > 1 then fail(('%d rows where="%s": expected one'):format(#one.rows, given.where or "")) end
   local cell = one.rows[1][given.column or fail('expected column="name"')]
   if cell == "" then fail("the source gives no such value: the cell is empty") end
-  return given.format and tonumber(cell) or cell, given.unit or one.units[given.column], measurement.line(one), measurement.link(one)
+  local before, authors, after, link = measurement.origin(one)
+  return given.format and tonumber(cell) or cell, given.unit or one.units[given.column], before .. authors .. after, link
 end
 
 return function(span, fail)
   local given = span.attributes
-  local value, unit, tip, target = (given.table and measured or recorded)(given, fail)
+  local value, unit, tip, link = (given.table and measured or recorded)(given, fail)
   local text = formatted(value, given.format)
   if not text then fail(('format="%s" does not fit the value %s'):format(given.format, tostring(value))) end
   if unit then text = text .. "\u{a0}" .. unit end
-  if target then return pandoc.Link(text, target, "", pandoc.Attr("", { "recorded" }, { ["data-tip"] = tip })) end
+  if link then return pandoc.Link(text, link, "", pandoc.Attr("", { "recorded" }, { ["data-tip"] = tip })) end
   return pandoc.Span({ pandoc.Str(text) }, pandoc.Attr("", { "recorded" }, { { "tabindex", "0" }, { "data-tip", tip } }))
 end
