@@ -1,0 +1,353 @@
+# %% [markdown]
+# # A step, simulated
+#
+# `instruments.simulator` works out a training step from three things: what each layer computes and
+# sends, which gradients travel together, and what the link takes for an all-reduce. This run draws
+# the step of a model on eight H100, as each chapter makes it shorter, and follows it to 16,384
+# ranks. Then it measures such a step on this machine and sets the simulator's beside it. Only the
+# last part has measured anything here.
+
+# %% name="setup"
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import miniddp
+from book import FOREGROUND, MUTED, RANK_COLORS, SURFACE, WAITING, figure, provenance, record, table
+from instruments import network
+from instruments.flops import peak_flops
+from instruments.network import NODES
+from instruments.predictions import curve_of
+from instruments.scaling import scaling_efficiency
+from instruments.simulator import (
+    COMMUNICATION,
+    COMPUTE,
+    AllReduce,
+    Layer,
+    Step,
+    buckets,
+    expected_maximum,
+    simulate,
+)
+from miniddp.bucket import MIB
+from miniddp.model import build_model
+
+WORLD_SIZE = 2
+provenance(device="cpu", world_size=WORLD_SIZE, backend="gloo")
+
+# %% [markdown]
+# ## The model and the link
+#
+# SmolLM2-360M with its gradients in float32, 8,192 tokens on each rank, on chips that reach 40 % of
+# their peak. A layer's weights that multiply need 2 operations per token in forward and 4 in
+# backward. The embedding is looked up, and its gradient is ready last. The link is the all-reduce
+# that NVIDIA published for a node of eight H100.
+
+# %% name="layers"
+TOKENS, REACHED, RANKS = 8192, 0.4, 8
+FLOPS = REACHED * peak_flops("NVIDIA H100 80GB HBM3")
+
+
+def layer_of(module: nn.Module, multiplies: bool = True) -> Layer:
+    parameters = list(module.parameters())
+    count = sum(parameter.numel() for parameter in parameters) if multiplies else 0
+    forward = 2 * count * TOKENS / FLOPS
+    return Layer(forward, 2 * forward, [parameter.nbytes for parameter in parameters])
+
+
+with torch.device("meta"):
+    model = build_model("360m")
+embedding, norm, head = model.model.embed_tokens, model.model.norm, model.score
+layers = [layer_of(embedding, multiplies=False), *map(layer_of, [*model.model.layers, norm, head])]
+gradients = [size for layer in layers for size in layer.gradient_bytes]
+assert sum(gradients) == sum(parameter.nbytes for parameter in model.parameters())
+link: AllReduce = curve_of("h100_8gpu").fit().all_reduce_seconds
+record(
+    tokens=TOKENS,
+    reached=100 * REACHED,
+    gradient_mb=sum(gradients) / 1e6,
+    tensors=len(gradients),
+    embedding_mb=gradients[0] / 1e6,
+)
+
+# %% [markdown]
+# ## The bar that grows, and shrinks again
+
+# %% name="bar"
+ACCUMULATED = 4
+
+
+def ways(
+    layers: Sequence[Layer],
+    link: AllReduce,
+    cap: int,
+    first: int,
+    stolen: float = 0,
+    packing: float = 0,
+) -> dict[str, Step]:
+    """A step as each chapter of the book leaves it; `packing` makes and unpacks the message."""
+    one_message = [list(reversed(range(sum(len(layer.gradient_bytes) for layer in layers))))]
+    plan = buckets(layers, cap, first)
+    return {
+        "a message per parameter": simulate(layers, link, overlapped=False),
+        "one flat message": simulate(
+            layers, lambda size: link(size) + packing, one_message, overlapped=False
+        ),
+        "buckets during backward": simulate(layers, link, plan, stolen=stolen),
+        f"accumulation of {ACCUMULATED}": simulate(
+            layers, link, plan, micro_batches=ACCUMULATED, stolen=stolen
+        ),
+    }
+
+
+def per_micro_batch(name: str, seconds: float) -> float:
+    return seconds / ACCUMULATED if name.startswith("accumulation") else seconds
+
+
+found = ways(layers, link, 25 * MIB, MIB)
+alone = found["one flat message"].compute
+bars = {"compute alone": (alone, 0.0)}
+for name, step in found.items():
+    bars[name] = (per_micro_batch(name, step.compute), per_micro_batch(name, step.exposed))
+waits = [exposed for _, exposed in bars.values()]
+assert waits[1] > waits[2] > waits[3] > waits[4] > waits[0] == 0, "every chapter helps"
+
+fig, axes = plt.subplots(figsize=(5.2, 2.6))
+names = list(bars)
+compute, waiting = ([1e3 * part for part in parts] for parts in zip(*bars.values(), strict=True))
+axes.barh(names, compute, 0.6, color=SURFACE, edgecolor=FOREGROUND, label="computes")
+axes.barh(names, waiting, 0.6, compute, color=WAITING, alpha=0.35, label="waits")
+for row, (one, other) in enumerate(zip(compute, waiting, strict=True)):
+    axes.text(one + other + 0.6, row, f"{one + other:.1f}", va="center", color=FOREGROUND)
+axes.invert_yaxis()
+axes.set(xlabel="ms for a micro-batch", xlim=(0, 1.12 * max(map(sum, bars.values())) * 1e3))
+axes.grid(visible=False, axis="y")
+fig.legend(loc="outside upper right", ncols=2)
+figure(fig)
+
+# %% name="bar-values"
+record(
+    alone_ms=1e3 * alone,
+    naive_waits_ms=1e3 * waits[1],
+    flat_waits_ms=1e3 * waits[2],
+    overlapped_waits_ms=1e3 * waits[3],
+    accumulated_waits_ms=1e3 * waits[4],
+    accumulated=ACCUMULATED,
+    buckets=len(buckets(layers)),
+    last_bucket_mb=sum(gradients[i] for i in buckets(layers)[-1]) / 1e6,
+)
+
+# %% [markdown]
+# ## Two streams
+#
+# The same steps in time: above what the GPU computes, below what is on its way.
+
+
+# %% name="streams"
+def draw(axes: plt.Axes, step: Step) -> None:
+    for span in step.spans:
+        start, length = 1e3 * span.start, 1e3 * (span.end - span.start)
+        if span.stream == COMPUTE:
+            forward = span.name.startswith("forward")
+            axes.barh(0, length, 0.8, start, color=SURFACE if forward else MUTED, linewidth=0)
+        elif span.stream == COMMUNICATION:
+            axes.barh(1, length, 0.8, start, color=RANK_COLORS[0], alpha=0.6, linewidth=0)
+    axes.set_yticks([0, 1], ["compute", "link"])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+
+
+shown = list(found)[:3]
+fig, panels = plt.subplots(len(shown), 1, figsize=(5.2, 3.9), sharex=True)
+for axes, name in zip(panels, shown, strict=True):
+    draw(axes, found[name])
+    axes.set_title(name, color=MUTED)
+panels[-1].set(xlabel="ms; light is forward, dark is backward")
+figure(fig)
+
+# %% [markdown]
+# ## To 16,384 ranks
+#
+# Nodes of eight H100 with eight cards of 400 Gb/s each, by the network model. The compute of a rank
+# is drawn anew in each step: a usual one, and a delay from an exponential distribution. The step
+# waits for the slowest rank. The seed is fixed, and each point is the mean of 200 draws.
+
+# %% name="ranks"
+SIZES = [2**power for power in range(15)]
+SPREADS = [0, 0.01, 0.02, 0.05]
+plan = buckets(layers)
+
+
+def efficiency(world_size: int, spread: float) -> float:
+    slowest = expected_maximum(
+        lambda generator, n: 1 - spread + spread * generator.exponential(size=n), world_size
+    )
+    step = simulate(
+        layers,
+        lambda size: NODES["DGX H100"].all_reduce_seconds(size, world_size),
+        plan,
+        slowest=slowest,
+    )
+    return scaling_efficiency(step.compute, step.seconds)
+
+
+kept = {spread: [100 * efficiency(size, spread) for size in SIZES] for spread in SPREADS}
+fig, axes = plt.subplots()
+for (spread, values), style in zip(kept.items(), ["-", "--", "-.", ":"], strict=True):
+    axes.plot(SIZES, values, style, label=f"{100 * spread:g} %")
+axes.set_xscale("log", base=2)
+axes.set_xticks(SIZES[::2], [f"{size:,}" for size in SIZES[::2]])
+axes.set(xlabel="ranks", ylabel="scaling efficiency, %", ylim=(0, 105))
+axes.legend(title="ranks differ by", loc="lower left")
+figure(fig)
+
+# %% name="ranks-values"
+record(
+    most_ranks=SIZES[-1],
+    kept_even=kept[0][-1],
+    kept_2=kept[0.02][-1],
+    kept_5=kept[0.05][-1],
+)
+
+# %% [markdown]
+# ## On this machine: predicted, and measured
+#
+# Two ranks with a core each train eight equal layers. What goes into the simulator is measured: the
+# compute of a rank while the other one computes too, all-reduces of the sizes that are sent, the
+# part of a core that an all-reduce keeps busy, and how long it takes to pack and unpack one message.
+# All of it takes its turn in every round, and the fastest round counts: whatever else runs on the
+# machine can only add time.
+
+# %% name="inputs"
+WIDTH, LAYERS, BATCH, CAP_MIB, ROUNDS = 512, 8, 64, 2, 15
+FEATURES = (WIDTH, WIDTH)
+
+
+def network_of_layers() -> nn.Module:
+    miniddp.set_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(*FEATURES), nn.ReLU()) for _ in range(LAYERS)])
+
+
+def slowest_rank(seconds: float) -> float:
+    longest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return longest.item()
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the slowest rank, and the processor time of this rank."""
+    dist.barrier()
+    busy, start = time.process_time(), time.perf_counter()
+    work()
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    return slowest_rank(seconds), busy
+
+
+def one_message_each(model: nn.Module) -> None:
+    for parameter in reversed(list(model.parameters())):
+        dist.all_reduce(parameter.grad.div_(WORLD_SIZE))
+
+
+def one_flat_message(model: nn.Module, send: bool = True) -> None:
+    grads = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([grad.flatten() for grad in grads]).div_(WORLD_SIZE)
+    if send:
+        dist.all_reduce(flat)
+    for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+def step_of(
+    model: nn.Module, inputs: Tensor, sync: Callable[[nn.Module], object] | None, count: int = 1
+) -> None:
+    for number in range(1, count + 1):
+        with nullcontext() if number == count else model.no_sync():
+            model(inputs).square().mean().backward()
+    if sync:
+        sync(model)
+
+
+def measure(rank: int) -> tuple[dict[str, float], dict[int, tuple[float, float]]]:
+    """Seconds of each way, and of an all-reduce by its bytes with its share of a core."""
+    torch.set_num_threads(1)
+    plain = network_of_layers()
+    ddp = miniddp.DistributedDataParallel(network_of_layers(), bucket_cap_mb=CAP_MIB)
+    inputs = torch.randn(BATCH, WIDTH)
+    tensors = {tensor.nbytes: torch.zeros_like(tensor) for tensor in plain.parameters()}
+    for nbytes in (CAP_MIB * MIB, sum(tensor.nbytes for tensor in plain.parameters())):
+        tensors[nbytes] = torch.zeros(nbytes // 4)
+    work: dict[str, Callable[[], object]] = {
+        "alone": lambda: step_of(plain, inputs, None),
+        "a message per parameter": lambda: step_of(plain, inputs, one_message_each),
+        "one flat message": lambda: step_of(plain, inputs, one_flat_message),
+        "buckets during backward": lambda: step_of(ddp, inputs, None),
+        f"accumulation of {ACCUMULATED}": lambda: step_of(ddp, inputs, None, ACCUMULATED),
+        "forward": lambda: plain(inputs),
+        "packing": lambda: one_flat_message(plain, send=False),
+    }
+    links = {size: (lambda tensor=tensor: dist.all_reduce(tensor))
+             for size, tensor in tensors.items()}  # fmt: skip
+    taken: dict[object, list[tuple[float, float]]] = {name: [] for name in [*work, *links]}
+    for _ in range(2 + ROUNDS):
+        for name, each in [*work.items(), *links.items()]:
+            taken[name].append(timed(each))
+    fastest = {name: min(rounds[2:]) for name, rounds in taken.items()}
+    return (
+        {name: fastest[name][0] for name in work},
+        {size: (seconds, busy / seconds) for size in links for seconds, busy in [fastest[size]]},
+    )
+
+
+measured, all_reduces = miniddp.run_ranks(measure, WORLD_SIZE, timeout=200)[0]
+forward, whole = measured["forward"], measured["alone"]
+weight, bias = (parameter.nbytes for parameter in nn.Linear(*FEATURES, device="meta").parameters())
+own_layers = [
+    Layer(forward / LAYERS, (whole - forward) / LAYERS, [weight, bias]) for _ in range(LAYERS)
+]
+own_link = network.fit(
+    list(all_reduces), [seconds for seconds, _ in all_reduces.values()], WORLD_SIZE
+).all_reduce_seconds
+stolen = min(1.0, all_reduces[CAP_MIB * MIB][1])
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+table(
+    [
+        [f"{size / 1e6:.3f}", f"{1e3 * seconds:.2f}", f"{share:.2f}"]
+        for size, (seconds, share) in sorted(all_reduces.items())
+    ],
+    ["MB", "ms", "share of a core"],
+)
+
+# %% name="inputs-values"
+record(
+    cores=cores,
+    rounds=ROUNDS,
+    layers=LAYERS,
+    width=WIDTH,
+    batch=BATCH,
+    cap_mib=CAP_MIB,
+    forward_seconds=forward,
+    compute_seconds=whole,
+    stolen=stolen,
+    packing_seconds=measured["packing"],
+)
+
+# %% name="measured"
+cap = CAP_MIB * MIB
+predicted = ways(own_layers, own_link, cap, cap, stolen, measured["packing"])
+rows, errors = [], []
+for name, step in predicted.items():
+    guess, seconds = (per_micro_batch(name, each) for each in (step.seconds, measured[name]))
+    errors.append(guess / seconds - 1)
+    rows.append([name, f"{1e3 * guess:.1f}", f"{1e3 * seconds:.1f}", f"{100 * errors[-1]:+.0f}"])
+table(rows, ["gradients travel as", "predicted ms", "measured ms", "error, %"], "lrrr")
+assert statistics.median(map(abs, errors)) < 0.6, "the simulator knows what rules a step"
+
+# %% name="measured-values"
+record(worst_error=100 * max(map(abs, errors)))
