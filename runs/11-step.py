@@ -221,9 +221,9 @@ record(
 #
 # Two ranks with a core each train eight equal layers. What goes into the simulator is measured: the
 # compute of a rank while the other one computes too, all-reduces of the sizes that are sent, the
-# part of a core that an all-reduce keeps busy, and how long it takes to pack and unpack one message.
-# All of it takes its turn in every round, and the fastest round counts: whatever else runs on the
-# machine can only add time.
+# part of a core that an all-reduce keeps busy, and the time to pack and unpack one message. All of
+# it takes its turn in every round, and the fastest round counts: whatever else runs on the machine
+# can only add time.
 
 # %% name="inputs"
 WIDTH, LAYERS, BATCH, CAP_MIB, ROUNDS = 512, 8, 64, 2, 15
