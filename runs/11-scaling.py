@@ -23,12 +23,10 @@ from torch.nn.functional import cross_entropy
 
 import miniddp
 from book import FOREGROUND, LINE, MUTED, figure, provenance, record, table
-from instruments import bench_ring, network, predictions
-from instruments.cost import Link, bus_bandwidth, ring_all_reduce_seconds
-from instruments.flops import peak_flops
+from instruments import bench_ring, network
+from instruments.cost import Link, ring_all_reduce_seconds
 from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
-from instruments.predictions import GIB, MIB, curve_of
-from instruments.scaling import scaling_efficiency, smallest_batch_per_rank
+from instruments.scaling import scaling_efficiency
 from instruments.simulator import even_layers, simulate
 from miniddp import DistributedDataParallel
 
@@ -278,76 +276,6 @@ for joined in (512, 16):
     one, two = sweep[joined].alone, sweep[own].ddp
     rows.append([joined, f"{1e3 * one:.1f}", f"{1e3 * two:.1f}", f"{one / two:.2f}"])
 table(rows, ["joined batch", "one rank", "two ranks", "speed-up"], "rrrr")
-
-# %% [markdown]
-# ## Published figures: how large a batch hides the all-reduce
-#
-# These are predictions. The peak is NVIDIA's for one H100 SXM in bf16, without sparsity. Each GPU
-# of a DGX H100 has 450 GB/s of NVLink in one direction. Its node has eight network cards of 400
-# Gbit/s, and a ring for each of them. What a bucket of 25 MiB reaches of that, others measured.
-
-# %% name="published"
-PEAK = peak_flops("NVIDIA H100 80GB HBM3")
-NVLINK, INFINIBAND = 450e9, 8 * 400e9 / 8
-
-
-def bucket_bandwidth(setup: str) -> float:
-    curve = curve_of(setup)
-    seconds = curve.fit().all_reduce_seconds(25 * MIB)
-    return bus_bandwidth(25 * MIB, seconds, curve.world_size)
-
-
-LINKS = {
-    "NVLink": NVLINK,
-    "NVLink, 25 MiB": bucket_bandwidth("h100_8gpu"),
-    "eight cards": INFINIBAND,
-    "eight cards, 25 MiB": bucket_bandwidth("h100_16gpu_infiniband"),
-}
-rows = []
-for name, bandwidth in LINKS.items():
-    tokens = [smallest_batch_per_rank(part * PEAK, bandwidth) for part in (1, 0.4)]
-    rows.append([name, f"{bandwidth / 1e9:.0f}", *(f"{count:,.0f}" for count in tokens)])
-record(
-    peak_tflops=PEAK / 1e12,
-    nvlink_tokens=smallest_batch_per_rank(PEAK, NVLINK),
-    infiniband_tokens=smallest_batch_per_rank(PEAK, INFINIBAND),
-)
-table(rows, ["link", "GB/s", "at peak", "at 40 %"], "lrrr")
-
-# %% [markdown]
-# ## The network model beside what others measured
-#
-# Each size of a published all-reduce is predicted twice: from the other sizes of its table, and
-# from data sheets, where these say enough.
-
-# %% name="network"
-curves = predictions.curves()
-rows, learned = [], []
-for curve in curves:
-    from_table, from_sheet = predictions.from_other_sizes(curve), predictions.from_hardware(curve)
-    learned += [100 * abs(each.error) for size, each in from_table.items() if size >= MIB]
-    if from_sheet:
-        errors = [
-            [100 * abs(each.error) for size, each in found.items() if first <= size < last]
-            for found, first, last in (
-                (from_table, MIB, 64 * GIB),
-                (from_sheet, MIB, GIB),
-                (from_sheet, GIB, 64 * GIB),
-            )
-        ]
-        shown = [f"{statistics.median(each):.1f}" for each in errors]
-        rows.append([curve.table.removeprefix("allreduce_"), curve.setup, *shown])
-training = [100 * abs(each.error) for each in predictions.plain_training()]
-record(
-    all_reduces=sum(len(curve.seconds) for curve in curves),
-    setups=len(curves),
-    all_reduce_median=statistics.median(learned),
-    all_reduce_worst=max(learned),
-    trainings=len(training),
-    training_worst=max(training),
-    decay_error=100 * predictions.playbook()[-1].error,
-)
-table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
 
 # %% [markdown]
 # ## Learning: the same samples in larger batches
