@@ -2,8 +2,8 @@
 
     python tools/address.py SITE REPO [BRANCH]
 
-_quarto.yml holds the three, and all of the book reads them there. Two files that other programs
-read have to repeat the repository's address: CITATION.cff and pyproject.toml.
+_quarto.yml holds the three, and all of the book reads them there. What other programs read has to
+repeat the repository's address: CITATION.cff, pyproject.toml, the first cell of each notebook.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from arguments import Parser
 ROOT = Path(__file__).resolve().parent.parent
 HOME = "_quarto.yml"
 REPEATED = ("CITATION.cff", "pyproject.toml")
+NOTEBOOKS = ("recordings/*.ipynb", "runs/*.ipynb")
 KEYS = ("site-url", "repo-url", "repo-branch")
 
 
@@ -59,6 +60,9 @@ def move(root: Path, *values: str) -> None:
         replace(root / HOME, f" {key}: {old[key]}\n", f" {key}: {value}\n")
     for name in REPEATED:
         replace(root / name, f'"{old["repo-url"]}"', f'"{new["repo-url"]}"')
+    for path in (path for pattern in NOTEBOOKS for path in root.glob(pattern)):
+        replace(path, old["repo-url"], new["repo-url"])
+        replace(path, f"--branch={old['repo-branch']}", f"--branch={new['repo-branch']}")
 
 
 def replace(path: Path, old: str, new: str) -> None:

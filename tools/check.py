@@ -121,8 +121,7 @@ def texts_differ(root: Path, run: str, kind: str) -> bool:
         return False
     if own_code_changed(root, notebook):
         return False
-    source = (root / "runs" / f"{run}.py").read_text(encoding="utf-8")
-    now = [(cell.kind, cell.name, cell.source) for cell in digest.cells(source, f"{run}.py")]
+    now = [(cell.kind, cell.name, cell.source) for cell in digest.notebook(root, run)]
     return now != [
         (cell["cell_type"], cell["metadata"].get("name"), "".join(cell["source"]))
         for cell in notebook["cells"]

@@ -12,10 +12,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import anywhere
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("miniddp", "instruments")
@@ -70,6 +74,16 @@ def cells(source: str, where: str) -> list[Cell]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise DigestError(f"{where}: two cells are named {sorted(twice)[0]!r}, expected one")
     return found
+
+
+def notebook(root: Path, run: str) -> list[Cell]:
+    """The cells of a run's notebook: what makes it run anywhere, and those of the run."""
+    first = anywhere.of_run(root, run)
+    source = (root / "runs" / f"{run}.py").read_text(encoding="utf-8")
+    return [
+        *([Cell("code", anywhere.NAME, first, 1)] if first else []),
+        *cells(source, f"{run}.py"),
+    ]
 
 
 def _cell(kind: str, name: str | None, lines: list[str], start: int, where: str) -> Cell:
@@ -386,6 +400,20 @@ def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
     removed = [f"{name} is no longer used" for name in recorded if name not in current]
     added = [f"{name} is now used" for name in current if name not in recorded]
     return changed + removed + added
+
+
+def of_notebook(notebook: dict[str, Any]) -> str:
+    """The digest of the code cells that a recording holds, as ``symbols`` gives that of its run."""
+    text = ""
+    for cell in notebook["cells"]:
+        name = cell["metadata"].get("name")
+        if cell["cell_type"] == "code" and name != anywhere.NAME:
+            said = f' name="{name}"' if name else ""
+            text += f"# %%{said}\n{''.join(cell['source'])}\n"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.py"
+        path.write_text(text, encoding="utf-8")
+        return digest_of(own_code(Module("runs/run.py", path)))
 
 
 def own_code(run: Module) -> list[ast.AST]:

@@ -57,10 +57,9 @@ def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -
     """Execute one run and save its recording; returns the file."""
     import nbformat
 
-    path = root / "runs" / f"{run}.py"
     reach = digest.reach(root, run)
     commit, dirty = commit_of(root, reach.files, options.commit, options.allow_dirty)
-    cells = digest.cells(path.read_text(encoding="utf-8"), path.name)
+    cells = digest.notebook(root, run)
     print(f"{run}:", flush=True)
     started = time.monotonic()
     notebook, facts = execute.execute(root, run, cells, options, deadline)
@@ -278,8 +277,7 @@ def accept(root: Path, run: str, options: argparse.Namespace) -> str:
 
 def save_with_texts(root: Path, notebook: dict[str, Any]) -> str:
     run, kind = (notebook["metadata"]["miniddp"][key] for key in ("run", "kind"))
-    source = (root / "runs" / f"{run}.py").read_text(encoding="utf-8")
-    cells = execute.notebook_cells(digest.cells(source, f"{run}.py"))
+    cells = execute.notebook_cells(digest.notebook(root, run))
     old = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     new = [cell for cell in cells if cell["cell_type"] == "code"]
     if len(old) != len(new):
@@ -299,6 +297,8 @@ def merge(root: Path, path: Path) -> str:
         raise RecordError("it was recorded from uncommitted code")
     if problems := [*check.problems(root, path, check.history(root))]:
         raise RecordError(problems[0])
+    if digest.of_notebook(notebook) != carried["symbols"][f"runs/{run}.py"]:
+        raise RecordError("its code was altered after it was recorded")
     is_stale = carried["symbols"] != digest.symbols(root, run)
     if is_stale and check.freshness(root, run, kind)[0] == "fresh":
         raise RecordError("it is stale, and the recording that is there is fresh")

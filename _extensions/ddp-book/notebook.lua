@@ -10,6 +10,8 @@ local tabs = import "tabs"
 
 local M = {}
 
+local ANYWHERE = "anywhere" -- the first cell, of tools/anywhere.py: nothing that the run does
+
 -- One level below the page's title, and with names that two tabs do not share.
 local function fit_headings(blocks, kind)
   return blocks:walk {
@@ -34,21 +36,26 @@ local function code_cell(cell, source, one, fail)
   return pandoc.Div(blocks, { class = "nb-cell" })
 end
 
-local function download(one)
+-- A link that downloads the notebook, for Jupyter, and those that open it elsewhere.
+local function links(one)
   local file = one.path:match("[^/]+$")
-  local link = pandoc.Link("Download " .. file, project.link(one.path), "", { download = file })
-  return pandoc.Div({ pandoc.Plain { link } }, { class = "download" })
+  local inlines = pandoc.Inlines { pandoc.Link("Download " .. file, project.link(one.path), "", { download = file }) }
+  for _, place in ipairs { "Colab", "Kaggle" } do
+    local address = project.open_in(place, one.path)
+    if address then inlines:extend { pandoc.Space(), pandoc.Link("Open in " .. place, address) } end
+  end
+  return pandoc.Div({ pandoc.Plain(inlines) }, { class = "download" })
 end
 
 function M.notebook(div, fail)
   local found = recording.find(div.attributes.name, div.attributes.kind, fail)
   div.content = tabs(found, function(one)
-    local blocks = pandoc.Blocks { make_table(nil, provenance.facts(one), "facts"), download(one) }
+    local blocks = pandoc.Blocks { make_table(nil, provenance.facts(one), "facts"), links(one) }
     for _, cell in ipairs(one.cells) do
       local source = recording.text(cell.source)
       if cell.cell_type == "markdown" then
         blocks:insert(markdown_cell(source, one.kind))
-      elseif cell.cell_type == "code" and source:match("%S") then
+      elseif cell.cell_type == "code" and source:match("%S") and (cell.metadata or {}).name ~= ANYWHERE then
         blocks:insert(code_cell(cell, source, one, fail))
       end
     end

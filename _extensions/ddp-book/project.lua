@@ -78,6 +78,17 @@ function M.repository()
   return address and (address:gsub("/+$", ""))
 end
 
+local OPENERS = {
+  Colab = "https://colab.research.google.com/github/%s/blob/%s/%s",
+  Kaggle = "https://www.kaggle.com/kernels/welcome?src=https://github.com/%s/blob/%s/%s",
+}
+
+-- The address that opens a notebook of the repository in Colab or Kaggle, which read from GitHub only; or nil.
+function M.open_in(place, path)
+  local name = (M.repository() or ""):match("^https://github%.com/(.+)$")
+  return name and OPENERS[place]:format(name, setting "repo%-branch" or "main", path)
+end
+
 -- `inlines` as a link to a file of the repository, where _quarto.yml says where that is.
 function M.source_link(inlines, path)
   local address = M.repository()

@@ -322,6 +322,31 @@ def test_links_into_the_repository(render, book):
     assert done.stderr == f"{PAGE}: it links to repo:NONE: there is no such file\n"
 
 
+def test_notebooks_open_in_colab_and_kaggle_if_they_are_on_github(render, book):
+    text = '[a](colab:recordings/01-demo.cpu.ipynb)\n\n::: {.notebook name="02-cpu"}\n:::\n'
+    html = render(PAGE, text).stdout
+    assert "<p>a</p>" in html
+    assert "Open in" not in html
+    config = "book:\n  repo-url: https://github.com/you/book\n  repo-branch: trunk\n"
+    (book / "_quarto.yml").write_text(config, encoding="utf-8")
+    notebook = book / "recordings/02-cpu.cpu.ipynb"
+    first = (
+        '"cells": [{"cell_type": "code", "metadata": {"name": "anywhere"}, "source": "fetch()"},'
+    )
+    whole = notebook.read_text(encoding="utf-8").replace('"cells": [', first, 1)
+    notebook.write_text(whole, encoding="utf-8")
+    html = render(PAGE, text).stdout
+    there = "you/book/blob/trunk/recordings/"
+    assert (
+        f'<a href="https://colab.research.google.com/github/{there}01-demo.cpu.ipynb">a</a>' in html
+    )
+    kaggle = "https://www.kaggle.com/kernels/welcome?src=https://github.com"
+    assert f'<a href="{kaggle}/{there}02-cpu.cpu.ipynb">Open in Kaggle</a>' in html
+    assert "fetch" not in html
+    done = render(PAGE, "[no](kaggle:runs/none.ipynb)\n")
+    assert done.stderr == f"{PAGE}: it opens runs/none.ipynb: there is no such file\n"
+
+
 def test_a_book_without_a_repository_links_to_none(render, book):
     (book / "LICENSE").write_text("MIT", encoding="utf-8")
     (book / "_quarto.yml").write_text("book:\n  title: Fixture\n", encoding="utf-8")

@@ -221,7 +221,7 @@ def test_merge_does_not_replace_a_fresh_recording_by_a_stale_one(brought):
     project, folder, notebook = brought
     assert merge(project, folder)[0] == 0
     before = (project / "recordings/01-quick.gpu.ipynb").read_bytes()
-    notebook["metadata"]["miniddp"]["symbols"]["runs/01-quick.py"] = "0" * 16
+    notebook["metadata"]["miniddp"]["symbols"]["miniddp:double"] = "0" * 16
     (folder / "01-quick.gpu.ipynb").write_text(json.dumps(notebook))
     code, _, err = merge(project, folder)
     assert code == 1
