@@ -105,7 +105,7 @@ def step() -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(("recording", "bound"), [(scaling, 0.3), (accumulation, 0.3), (step, 0.6)])
+@pytest.mark.parametrize(("recording", "bound"), [(scaling, 0.3), (accumulation, 0.3), (step, 0.7)])
 def test_a_recording_beside_its_prediction(
     recording: Callable[[], list[Row]], bound: float
 ) -> None:
