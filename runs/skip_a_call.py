@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node=3 runs/skip_a_call.py build/dumps 0 2
 
 import pickle
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def main(folder: Path, reporting: list[int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=5))
     rank = dist.get_rank()
+    file = folder / f"rank_{rank}"
+    file.unlink(missing_ok=True)
     try:
         train_step()
         if rank in reporting:
@@ -40,7 +43,9 @@ def main(folder: Path, reporting: list[int]) -> None:
         train_step()
     except RuntimeError as error:
         print(f"rank {rank}: {str(error).partition(']')[2].strip()}", flush=True)
-    (folder / f"rank_{rank}").write_bytes(dump())
+    file.write_bytes(dump())
+    while len(list(folder.glob("rank_*"))) < dist.get_world_size():
+        time.sleep(0.1)  # who leaves closes the connections of those that still wait
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:  # short: it holds sockets
         folder = Path(name)
         (folder / "pip").mkdir()
+        (folder / "pip" / "__init__.py").touch()  # else the real one is found
         (folder / "pip" / "__main__.py").write_text(PIP, encoding="utf-8")
         (folder / "bin").mkdir()
         (folder / "bin" / "pkill").symlink_to("/bin/false")
@@ -50,6 +51,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         search = [str(folder), os.environ.get("PYTHONPATH", "")]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, search)))
         monkeypatch.setenv("PIP_CALLS", str(folder / "calls"))
+        monkeypatch.setenv("PIP_DRY_RUN", "1")  # and if it were, it would do nothing
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         monkeypatch.setenv("JUPYTER_PATH", name)
         yield folder
@@ -64,7 +66,9 @@ def run(cells: list[Any], folder: Path, working: Path) -> dict[str, str]:
         for number, cell in enumerate(notebook.cells):
             for _ in range(4):
                 jupyter.execute_cell(cell, number)
-                said[cell.id] = "".join(output.get("text", "") for output in cell.outputs)
+                said[cell.id] = "".join(
+                    output.get("text", "") for output in cell.get("outputs", [])
+                )
                 if "Timeout waiting" not in said[cell.id]:
                     break
     return said
