@@ -1,5 +1,6 @@
 """The network model against simulations, links that are known, and what others measured."""
 
+import doctest
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -203,6 +204,12 @@ def test_other_numbers_of_ranks_follow_the_algorithm() -> None:
         assert measured.all_reduce_seconds(10**15, 4) == pytest.approx(1e6 * longer, rel=2e-3)
         assert measured.all_reduce_seconds(10**6, 1) == 0
         assert measured.on(8) == measured
+
+
+def test_the_examples_of_the_module_hold() -> None:
+    found = doctest.testmod(network)
+    assert found.attempted == 3
+    assert not found.failed
 
 
 # What others measured
