@@ -74,9 +74,6 @@ def steps(algorithm: str, world_size: int) -> int:
     }[algorithm]
 
 
-NO_LINK = Link(0, 0)
-
-
 @dataclass(frozen=True)
 class Network:
     """Equal nodes of GPUs. All links are those of one direction.
@@ -90,14 +87,14 @@ class Network:
         ranks_per_node: GPUs of a node.
         inside: From one GPU to the others of its node. alpha: seconds per hop of a small message;
             beta: seconds per byte, of what a program reaches.
-        rail: One network card.
+        rail: One network card; None for one node alone.
         rails: Network cards of a node. What a node sends is what all of them send together.
         switch: A GPU's link while the node's switch adds (NVLink SHARP); None where it cannot.
     """
 
     ranks_per_node: int
     inside: Link
-    rail: Link = NO_LINK
+    rail: Link | None = None
     rails: int = 1
     switch: Link | None = None
 
@@ -112,7 +109,7 @@ class Network:
         `world_size` fills one node in part, or whole nodes.
 
         Raises:
-            ValueError: Nodes that are filled in part, or a switch that the node does not have.
+            ValueError: Nodes that are filled in part, or have not the switch or the card they need.
         """
         check_amounts(num_bytes=num_bytes)
         own, nodes = self._shape(world_size)
@@ -157,13 +154,17 @@ class Network:
         return _in_chunks(LAUNCH + latency, num_bytes * busiest)
 
     def _node_link(self) -> Link:
-        return Link(self.rail.alpha, self.rail.beta / self.rails)
+        """What all network cards of a node are together."""
+        rail = self.rail or Link(0, 0)
+        return Link(rail.alpha, rail.beta / self.rails)
 
     def _shape(self, world_size: int) -> tuple[int, int]:
         """Ranks of each node, and nodes."""
         check_counts(world_size=world_size)
         if world_size <= self.ranks_per_node:
             return world_size, 1
+        if self.rail is None:
+            raise ValueError(f"{world_size} ranks need several nodes, which need a rail")
         if world_size % self.ranks_per_node:
             raise ValueError(
                 f"{world_size} ranks do not fill nodes of {self.ranks_per_node}: give a multiple"

@@ -340,6 +340,9 @@ BAD = {
         lambda: NODES["p5"].all_reduce_seconds(1, 0)
     ),
     "ranks_per_node must be": lambda: Network(0, SLOW),
+    "16 ranks need several nodes, which need a rail": (
+        lambda: Network(8, SLOW).all_reduce_seconds(1, 16)
+    ),
     "rails must be an integer of at least 1, not 0": lambda: Network(8, SLOW, SLOW, 0),
     "fit needs one time per size": lambda: fit([1, 2], [1.0], 2),
     "two different sizes at least, not 2 sizes \\(1 different\\)": lambda: fit([1, 1], [1, 2], 2),
