@@ -2,6 +2,7 @@
 
 export const ALGORITHMS = ["ring", "tree", "switch"];
 const LAUNCH = 7e-6;
+const TREE = 0.92;
 const FILL = 4;
 
 /** Bytes that the busiest port sends, over the bytes of the tensor. */
@@ -42,7 +43,7 @@ function algorithmSeconds(network, bytes, own, nodes, name) {
   const within = name === "tree" ? 2 * (own - 1) : steps("switch", own);
   const latency = within * inside.alpha + steps("tree", nodes) * card.alpha;
   const busiest = Math.max(volume(name, own) * inside.beta, volume("tree", nodes) * card.beta);
-  return inChunks(LAUNCH + latency, bytes * busiest);
+  return inChunks(LAUNCH + latency, (bytes * busiest) / (name === "tree" ? TREE : 1));
 }
 
 const inChunks = (latency, transfer) =>

@@ -34,6 +34,9 @@ ALGORITHMS = ("ring", "tree", "switch")
 LAUNCH = 7e-6
 """Seconds before the first byte moves (NCCL, src/graph/tuning.cc, `baseLat`: 6.6 to 14 µs)."""
 
+TREE = 0.92
+"""Of the bandwidth of a ring, what a tree reaches (NCCL, src/graph/tuning.cc)."""
+
 FILL = 4
 """Latencies that chunks cost at most; the one number here that was chosen to fit, on 17 published
 set-ups at once. Between 3 and 8 it matters little."""
@@ -151,7 +154,8 @@ class Network:
         within = 2 * (own - 1) if name == "tree" else steps("switch", own)
         latency = within * inside.alpha + steps("tree", nodes) * card.alpha
         busiest = max(volume(name, own) * inside.beta, volume("tree", nodes) * card.beta)
-        return _in_chunks(LAUNCH + latency, num_bytes * busiest)
+        reached = TREE if name == "tree" else 1.0
+        return _in_chunks(LAUNCH + latency, num_bytes * busiest / reached)
 
     def _node_link(self) -> Link:
         """What all network cards of a node are together."""
