@@ -6,6 +6,7 @@ DIR ?= brought
 KIND ?= cpu
 BUDGET ?= 540
 JOBS ?= 3
+RANKS ?= 2
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise parity address bench constraints clean
+.PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise stage parity address bench constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -93,6 +94,12 @@ exercise: ready-test ## test your solution of an exercise: N=05
 	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
 	@compgen -G "exercises/test_$(N)_*.py" >/dev/null || { echo "there is no exercise $(N)"; exit 2; }
 	@$(BIN)/pytest -q exercises/test_$(N)_*.py
+
+stage: ready-test ## train with the book's program as it is after chapter N=3 (RANKS=2)
+	@test -n "$(N)" || { echo "say which stage: make stage N=3"; exit 2; }
+	@compgen -G "stages/$(N)_*.py" >/dev/null || { echo "there is no stage $(N)"; exit 2; }
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone \
+		--nproc_per_node=$(if $(filter 0,$(N)),1,$(RANKS)) stages/$(N)_*.py
 
 parity: ready-test ## write the book's table of what torch and miniddp do, from the tests that compare them
 	@$(BIN)/pytest -q tests/miniddp -m parity --parity=tests/parity.json

@@ -1,0 +1,85 @@
+"""Stage 8: a large batch in small parts, and one synchronisation for them all.
+
+torchrun --standalone --nproc_per_node=2 stages/8_accumulation.py
+"""
+
+import os
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from miniddp import DistributedDataParallel, DistributedSampler
+from miniddp.process import destroy_process_group, device, init_process_group
+from miniddp.replicate import verify_replicas
+from miniddp.sampler import shard
+from miniddp.text import build_language_model, load_text
+
+STEPS = int(os.environ.get("STEPS", "183"))
+EPOCHS, BATCH, ACCUMULATION = 3, 36, 3
+
+
+def batches(sequences):
+    """This rank's micro-batches of each step, each epoch in another order."""
+    sampler = DistributedSampler(sequences, drop_last=True)
+    size = BATCH // dist.get_world_size() // ACCUMULATION
+    loader = DataLoader(sequences, size, sampler=sampler, drop_last=True)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        parts = iter(loader)
+        yield from zip(*[parts] * ACCUMULATION, strict=False)
+
+
+def accumulate(ddp, part):
+    """Add the gradient of a part of the step's loss to those that are there."""
+    part = part.to(device())
+    loss = ddp(input_ids=part, labels=part).loss / ACCUMULATION
+    loss.backward()
+    return loss.detach()
+
+
+def report(step, loss):
+    """Print the mean of the ranks' losses, once."""
+    mean = loss / dist.get_world_size()
+    dist.all_reduce(mean)
+    if dist.get_rank() == 0:
+        print(f"step {step:3}  loss {mean.item():.4f}", flush=True)
+
+
+@torch.no_grad()
+def evaluate(model, sequences):
+    """Print the mean loss over all sequences, whatever the number of ranks."""
+    model.eval()
+    own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
+    total = torch.zeros((), device=device())
+    for part in DataLoader(sequences, BATCH, sampler=own):
+        part = part.to(device())
+        total += model(input_ids=part, labels=part).loss * len(part)
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        print(f"held-out loss {total.item() / len(sequences):.4f}")
+
+
+def main():
+    init_process_group()
+    torch.manual_seed(dist.get_rank())  # each rank draws numbers of its own
+    model = build_language_model().to(device())
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    train, test = load_text()
+    for step, parts in enumerate(islice(batches(train), STEPS), start=1):
+        with ddp.no_sync():
+            loss = sum(accumulate(ddp, part) for part in parts[:-1])
+        loss = loss + accumulate(ddp, parts[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 20 == 0 or step == STEPS:
+            report(step, loss)
+    verify_replicas(model)
+    evaluate(model, test)
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

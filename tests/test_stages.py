@@ -1,0 +1,85 @@
+"""The program that grows: each stage trains as the first one, on any number of ranks."""
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from miniddp import run_ranks
+
+STAGES = sorted((Path(__file__).parent.parent / "stages").glob("[0-9]_*.py"))
+FIRST, *SHARED = STAGES
+LIMITS = {"9_train.py": 300}
+NAME = "the stage is "
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_steps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPS", "3")
+        yield
+
+
+def run(rank, *programs):
+    """One after the other in the same processes, each with a process group of its own."""
+    for number, (stage, *arguments) in enumerate(programs):
+        print(f"{NAME}{stage.stem}")
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # other keys in the store
+        sys.argv = [str(stage), *arguments]
+        runpy.run_path(str(stage), run_name="__main__")
+
+
+def printed(world_size, *programs):
+    """What each rank printed in each of the programs."""
+    ended = run_ranks(run, world_size, *programs, backend=None, timeout=600)
+    return [output.split(NAME)[1:] for output in ended.outputs]
+
+
+def losses(text):
+    return [float(found) for found in re.findall(r"loss (\d+\.\d+)", text)]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What stage 0 prints: the loss before the last step."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        runpy.run_path(str(FIRST), run_name="__main__")
+    (loss,) = losses(text.getvalue())
+    return loss
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids="{} ranks".format)
+def outputs(request):
+    return printed(request.param, *[[stage] for stage in SHARED])
+
+
+@pytest.mark.parametrize("number", range(1, len(STAGES)))
+def test_every_stage_has_the_loss_of_one_process(number, outputs, alone):
+    spoken, *silent = [output[number - 1] for output in outputs]
+    loss, *held_out = losses(spoken)
+    assert loss == pytest.approx(alone, abs=1e-3)
+    assert len(held_out) == (number > 2)
+    assert held_out == losses(outputs[0][-1])[1:] * (number > 2), "evaluated alike by every stage"
+    assert not any(losses(text) for text in silent), "rank 0 alone speaks"
+
+
+def test_the_last_stage_resumes(tmp_path):
+    """Two steps, and the third after a resume, give what three steps give."""
+    last, folder = STAGES[-1], ["--checkpoints", str(tmp_path)]
+    two, resumed, whole = printed(2, [last, *folder, "--steps", "2"], [last, *folder], [last])[0]
+    assert losses(two) != losses(whole)
+    assert "resumed after step 2" in resumed
+    assert losses(resumed) == losses(whole)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.stem)
+def test_a_stage_is_read_on_a_page(stage):
+    text = stage.read_text()
+    assert text.count("\n") <= LIMITS.get(stage.name, 100)
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"stages/{stage.name}" in text, "how to run it"
