@@ -28,23 +28,21 @@ def load_text() -> tuple[Tensor, Tensor]:
     tokens = torch.tensor(tokenizer(text)["input_ids"])
     count = len(tokens) // LENGTH
     sequences = tokens[: count * LENGTH].view(count, LENGTH)
-    train, test = sequences.split([count - count // 10, count // 10])
-    return train, test
+    return sequences[: -(count // 10)], sequences[-(count // 10) :]
 
 
 def build_language_model() -> Any:
     """SmolLM2's architecture with a million random weights, float32."""
     import transformers
 
-    config = transformers.LlamaConfig(
-        hidden_size=144,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        vocab_size=VOCAB_SIZE,
-        rope_theta=100000.0,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    return transformers.LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    size: dict[str, Any] = {
+        "hidden_size": 144,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB_SIZE,
+    }
+    same: dict[str, Any] = {"rope_theta": 100000.0, "tie_word_embeddings": True}
+    llama: Any = transformers.LlamaForCausalLM
+    return llama(transformers.LlamaConfig(**size, **same, use_cache=False))
