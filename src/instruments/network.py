@@ -127,7 +127,11 @@ class Network:
             if name != "switch" or self.switch is not None
         )
 
-    def two_level_bounds(self, num_bytes: float, world_size: int) -> tuple[float, float]:
+    def two_level_bounds(
+        self,
+        num_bytes: float,
+        world_size: int,
+    ) -> tuple[float, float]:
         """Seconds between which a two-level all-reduce lies: maximum and sum of its two levels.
 
         Reduce-scatter within nodes, all-reduce of each part between nodes, all-gather within
