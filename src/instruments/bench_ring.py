@@ -117,7 +117,8 @@ def fit(timings: Sequence[Timing]) -> tuple[float, float]:
     """alpha (seconds per message) and beta (seconds per byte sent) of one algorithm's timings.
 
     The model of a ring: 2 (N - 1) messages of S / N bytes each take alpha + beta S / N seconds.
-    Least squares of the relative errors, so that the small sizes count as much as the large ones.
+    The least sum of relative errors: the small sizes count as much as the large ones, and a time
+    that something disturbed counts little.
     """
     link = fit_ring_all_reduce(
         [timing.bytes for timing in timings],
