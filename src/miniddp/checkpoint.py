@@ -11,11 +11,14 @@ All ranks call these functions, and an error of one is raised on all. On a GPU,
 "bit for bit" needs `torch.use_deterministic_algorithms(True)`.
 """
 
+import fcntl
 import functools
 import itertools
 import logging
+import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +58,6 @@ def save(
         if dist.get_rank() != 0:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        for unfinished in path.parent.glob("step-*.unfinished"):
-            unfinished.unlink()  # of a process that was killed
         shared = {
             name: value.state_dict() if hasattr(value, "state_dict") else value
             for name, value in objects.items()
@@ -71,11 +72,15 @@ def save(
     return path
 
 
-def load(path: str | Path, objects: Mapping[str, Any]) -> int:
+def load(
+    path: str | Path, objects: Mapping[str, Any], elastic: bool = False
+) -> int:
     """Restore the objects from a file, in order; returns the step.
 
     Every rank's random state is restored too. Give a `DataLoader` a `generator`
-    of its own: else a resume within an epoch draws one random number more.
+    of its own: else a resume within an epoch draws one random number more. On
+    another number of ranks only an `elastic` resume goes on, and random
+    numbers begin anew.
 
     Raises `CheckpointError` for a file that is missing, foreign, damaged, not
     the same on all ranks, of another number of ranks or kind of device, and for
@@ -92,22 +97,52 @@ def load(path: str | Path, objects: Mapping[str, Any]) -> int:
             raise ValueError("it is not the same file on every rank")
         if not isinstance(state, dict) or "random_states" not in state:
             raise ValueError("it is no checkpoint of a training")
-        if (before := len(state["random_states"])) != len(digests):
-            raise ValueError(
-                f"saved on {before} ranks, now there are {len(digests)}: the "
-                f"random states and places in the data are those of {before}"
-            )
-        numbers = state["random_states"][dist.get_rank()]
+        before, now = len(state["random_states"]), len(digests)
+        if before != now and not elastic:
+            what = f"saved on {before} ranks, now there are {now}"
+            raise ValueError(f"{what}: only an elastic resume goes on")
+        numbers = state["random_states"][min(before - 1, dist.get_rank())]
         if (numbers[-1] is None) == torch.cuda.is_available():
             raise ValueError("its random states are not of a device like this")
         if missing := objects.keys() - state["shared"].keys():
             raise ValueError(f"no {min(missing)!r} in it")
         for name, target in objects.items():
             target.load_state_dict(state["shared"][name])
+        if before != now:
+            text = "saved on %d ranks, now there are %d: new random numbers"
+            logger.info(text, before, now)
+            return
         set_random_state(numbers)
 
     succeed_together(restore, CheckpointError, f"cannot load {path}: ")
     return int(state["step"])
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Within it, no other training that asks for this lock uses the folder.
+
+    What a process that was killed has left unfinished there is removed. Raises
+    `CheckpointError` if another training holds the lock, on whatever machine.
+    """
+    check_group()
+
+    def lock() -> None:
+        if dist.get_rank() != 0:
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        held.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError("another training is using it") from error
+        for unfinished in Path(folder).glob("step-*.unfinished"):
+            unfinished.unlink()
+
+    with ExitStack() as held:
+        succeed_together(lock, CheckpointError, f"cannot use {folder}: ")
+        yield
 
 
 def latest(folder: str | Path) -> Path | None:

@@ -4,6 +4,8 @@ A rank that fails alone leaves, and the others wait for it in vain. So work
 that may fail goes through `succeed_together`.
 """
 
+import ctypes
+import hashlib
 import json
 import logging
 import os
@@ -11,9 +13,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -23,15 +28,24 @@ T = TypeVar("T")
 Error = type[Exception]
 
 
-def start() -> None:
-    """Start torchrun's process group, or one of one rank. Only rank 0 logs."""
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal when the parent ends
+
+
+def start(timeout: int = 600) -> None:
+    """Start torchrun's process group, or one of one rank. Only rank 0 logs.
+
+    A collective fails after `timeout` seconds. If torchrun is killed, Linux
+    kills the ranks: nobody would stop or restart them.
+    """
     rank = int(os.environ.get("RANK", 0))
     if rank != 0:
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     level = logging.ERROR if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s")
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if "RANK" in os.environ:
-        init_process_group()
+        init_process_group(timeout=timedelta(seconds=timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         init_process_group(store=store, rank=0, world_size=1)
@@ -59,13 +73,65 @@ def succeed_together(work: Callable[[], T], kind: Error, where: str = "") -> T:
     return value  # type: ignore[return-value]
 
 
+def check_alike(facts: Mapping[str, Any], kind: Error) -> None:
+    """Raise a `kind` on every rank for a fact that differs between ranks."""
+    everyone = [facts] * dist.get_world_size()
+    dist.all_gather_object(everyone, facts)
+    for rank, others in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if others.get(name) != value:
+                there = f"{others.get(name)} on rank {rank}"
+                raise kind(f"{name} is {value} on rank 0, and {there}")
+
+
+def versions() -> dict[str, str]:
+    """Of what trains: libraries, and a SHA-256 of this package's code."""
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(file.read_bytes())
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    return {**libraries, "SHA-256 of miniddp": code.hexdigest()[:16]}
+
+
+class Stopped(Exception):  # noqa: N818
+    """The job was asked to stop by a signal. Started again, it goes on."""
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Within it, SIGTERM and SIGINT do nothing but add to the list."""
+    asked: list[int] = []
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = [signal.signal(n, lambda n, _: asked.append(n)) for n in numbers]
+    try:
+        yield asked
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def said_before() -> str | None:
+    """The error that the ranks left with before torchrun restarted them."""
+    file = _last_words()
+    return file.read_text() if file and file.exists() else None
+
+
+def _last_words() -> Path | None:
+    """A file of this torchrun; each restart has a folder of its own in it."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file).parents[2] / "last_words" if file else None
+
+
 def say_once(line: str) -> None:
     """Show an error that every rank has, as the last line of the job.
 
     torchrun ends its own output with the error file of the rank that failed
-    first, and stops the others: so the others leave after rank 0.
+    first, and stops the others: so the others leave after rank 0. A restart
+    mends nothing: see `said_before`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if last_words := _last_words():
+        last_words.write_text(line)
     if dist.get_rank() != 0:
         dist.barrier()
         time.sleep(1)

@@ -15,6 +15,9 @@ CHOICES: dict[str, Sequence[Any]] = {
     "ddp": ["simple", "miniddp", "torch"],
     "amp": ["off", "bf16", "fp16"],
 }
+# When resumed; the other options have shaped the steps so far.
+MAY_CHANGE = {"data_dir", "epochs", "steps", "checkpoint", "checkpoint_every"}
+MAY_CHANGE |= {"keep", "resume", "elastic", "timeout", "profile"}
 LEAST = {"warmup": 0, "seed": 0}  # of whole numbers; that of the others is 1
 
 
@@ -44,7 +47,10 @@ class Options:
     seed: int = 0
     checkpoint: str | None = None
     checkpoint_every: int | None = None
+    keep: int = 2
     resume: str | None = None
+    elastic: bool = False
+    timeout: int = 600
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +80,23 @@ class Options:
 def flag(name: str) -> str:
     """An option on the command line: `batch_size` is `--batch-size`."""
     return "--" + name.replace("_", "-")
+
+
+class Unchanged:
+    """What has shaped the steps so far, of a checkpoint: else it is refused."""
+
+    def __init__(self, options: Options, data: str) -> None:
+        chosen = asdict(options).items()
+        self.facts = {flag(k): v for k, v in chosen if k not in MAY_CHANGE}
+        self.facts["SHA-256 of the pairs' tokens"] = data
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.facts
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        for name, value in self.facts.items():
+            if value != (was := saved.get(name)):
+                raise ValueError(f"saved with {name} {was}, not {value}")
 
 
 def check_outputs(options: Options) -> None:
@@ -124,8 +147,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--clip", type=float, help="largest norm of the averaged gradient")
     add("--max-length", type=int, help="tokens of a pair; the rest is cut off")
     add("--seed", type=int, help="of the weights and the order of the pairs")
-    add("--checkpoint", help="folder for checkpoints: the last two are kept")
+    add("--checkpoint", help="folder for checkpoints, seen by every rank")
     add("--checkpoint-every", type=int, help="steps between checkpoints")
+    add("--keep", type=int, help="so many of the newest checkpoints")
     add("--resume", help="a file, or auto: the newest of --checkpoint")
+    add("--elastic", action=on_off, help="resume on other numbers of ranks")
+    add("--timeout", type=int, help="seconds that a rank waits for another")
     add("--profile", help="folder for a trace of steps 8 to 12")
     return Options(**vars(parser.parse_args(arguments)))

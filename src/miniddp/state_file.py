@@ -34,7 +34,8 @@ def write_state(path: Path, state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, "state", tensors))
     header = {"state": _digest(structure, tensors) + structure}
-    unfinished = path.with_name(path.name + ".unfinished")
+    name = f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.unfinished"
+    unfinished = path.with_name(name)  # of no other process, on any machine
     try:
         safetensors.torch.save_file(tensors, unfinished, header)
         _force_to_disk(unfinished)

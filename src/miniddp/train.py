@@ -1,16 +1,18 @@
 """Fine-tune a classifier of sentence pairs, on one rank or on many."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn, profiler
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
@@ -23,6 +25,7 @@ from miniddp.model import load_model
 from miniddp.options import (
     Options,
     OptionsError,
+    Unchanged,
     check_outputs,
     flag,
     parse_options,
@@ -32,15 +35,12 @@ from miniddp.sampler import shard
 from miniddp.state_file import CheckpointError
 
 LOOK_EVERY = 20  # steps: to look at a loss, Python waits for the device
-KEPT = 2  # checkpoints: one of them can be damaged
-# When resumed; the other options have shaped the steps so far.
-MAY_CHANGE = {"data_dir", "epochs", "steps", "checkpoint", "checkpoint_every"}
-MAY_CHANGE |= {"resume", "profile"}
+STOPPED = 75  # exit code: EX_TEMPFAIL of sysexits.h, "try again later"
 logger = logging.getLogger(__name__)
 
 
 class TrainingError(ValueError):
-    """A training that cannot start, and why."""
+    """A training that cannot start or go on, and why."""
 
 
 ERRORS = OptionsError, data.DataError, TrainingError, CheckpointError
@@ -69,18 +69,23 @@ def train(options: Options) -> Result:
     """Train and evaluate as one rank of the default process group.
 
     Raises, on every rank: `DataError` for data that cannot be used or is too
-    little, `TrainingError` for what this machine cannot do, `CheckpointError`
-    for a checkpoint that cannot be resumed or saved.
+    little; `TrainingError` for what this machine cannot do, for ranks that
+    differ, for a loss that is not finite; `CheckpointError` for a checkpoint
+    that cannot be resumed or saved; `Stopped` after SIGTERM or SIGINT.
     """
     check_group()
+    chosen = {flag(name): value for name, value in asdict(options).items()}
+    del chosen["--data-dir"]  # the data are compared when they are there
+    job.check_alike({**chosen, **job.versions()}, TrainingError)
     check_amp = partial(training_step.check_amp, options.amp)
-    job.succeed_together(check_amp, TrainingError)
-    outputs = partial(check_outputs, options)
-    job.succeed_together(outputs, TrainingError)
-    trainer = Trainer(options)
-    trainer.resume()
-    start = time.perf_counter()
-    losses = trainer.fit()
+    for check in (check_amp, partial(check_outputs, options)):
+        job.succeed_together(check, TrainingError)
+    folder = options.checkpoint
+    with checkpoint.locked(folder) if folder else nullcontext():
+        trainer = Trainer(options)
+        trainer.resume()
+        start = time.perf_counter()
+        losses = trainer.fit()
     took = torch.tensor(time.perf_counter() - start, device=device())
     seconds = global_mean(took, 1).item()
     speed = len(losses) * options.batch_size * get("ws") / seconds
@@ -89,21 +94,6 @@ def train(options: Options) -> Result:
     result = Result(losses, seconds, speed, *measured, get("ws"), first)
     log_summary(result)
     return result
-
-
-class Unchanged:
-    """What has shaped the steps so far. A resume with another is refused."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.facts
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for name, value in self.facts.items():
-            if value != (was := saved.get(name)):
-                raise ValueError(f"saved with {name} {was}, not {value}")
 
 
 class Trainer:
@@ -121,29 +111,33 @@ class Trainer:
         self.optimizer, self.scheduler = trained
         self.scaler = GradScaler(device().type, enabled=options.amp == "fp16")
         set_seed(options.seed, rank_offset=get("rank"))  # for dropout masks
-        chosen = asdict(options).items()
-        facts = {flag(k): v for k, v in chosen if k not in MAY_CHANGE}
-        facts["data of SHA-256"] = digest[:16]
-        self.state = {"facts": Unchanged(facts), "model": self.module}
-        self.state |= {"optimizer": self.optimizer, "scaler": self.scaler}
-        self.state |= {"scheduler": self.scheduler}
-        self.state |= {"sampler": self.loader.sampler}
+        self.state: dict[str, Any] = {
+            "options": Unchanged(options, digest),
+            "model": self.module,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "place": data.Place(self.loader.sampler, options.batch_size),
+        }
         self.first_step = 0
+        self.saved: Path | None = None
 
     def resume(self) -> None:
         """Go on from a checkpoint, if the options ask for one."""
-        path = find_checkpoint(self.options)
+        path = self.saved = find_checkpoint(self.options)
         if path is None:
             return
         parts = self.model, self.optimizer
         training_step.rebuild_buckets(*parts, next(iter(self.loader)))
-        self.first_step = checkpoint.load(path, self.state)
+        elastic = self.options.elastic
+        self.first_step = checkpoint.load(path, self.state, elastic)
         logger.info("resumed after step %d from %s", self.first_step, path)
 
     def fit(self) -> list[float]:
         """Train to the last step; the joined batch's mean loss in each."""
         options, first = self.options, self.first_step
-        last = data.step_count(self.loader, options)
+        last = first + data.steps_left(self.loader, options)
+        last = min(last, options.steps or last)
         if first > last:
             raise TrainingError(f"{first} steps are taken, of {last}")
         if options.profile and last - first < 9:
@@ -158,22 +152,55 @@ class Trainer:
         self.model.train()
         hidden = None if get("rank") == 0 else True
         bar = tqdm(initial=first, total=last, unit="step", disable=hidden)
-        with bar, tracing(options.profile) as trace:
+        tracing = training_step.tracing(options.profile)
+        with bar, tracing as trace, job.stop_requests() as asked:
             for step in range(first + 1, last + 1):
                 loss = training_step.train_step(*parts, next(todo), **more)
                 recent.append(loss)
                 self.scheduler.step()
-                if step % LOOK_EVERY == 0 or step == last:
-                    losses += global_mean(torch.stack(recent), 1).tolist()
+                due = step % every == 0 or step == last
+                if due or step % LOOK_EVERY == 0:
+                    means, stop = self.look(step, recent, bool(asked))
+                    losses += means
                     bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
                     recent.clear()
-                if options.checkpoint and (step % every == 0 or step == last):
-                    where = options.checkpoint, step
-                    checkpoint.save(*where, self.state, keep=KEPT)
+                    if options.checkpoint and (due or stop):
+                        where = options.checkpoint, step, self.state
+                        self.saved = checkpoint.save(*where, options.keep)
+                    if stop:
+                        raise job.Stopped(step, self.saved)
                 if trace:
                     trace.step()
                 bar.update()
         return losses
+
+    def look(
+        self, step: int, recent: list[Tensor], asked: bool
+    ) -> tuple[list[float], bool]:
+        """The recent mean losses, and whether any rank was `asked` to stop.
+
+        Raises `TrainingError` on every rank if one of the losses, or of the
+        weights after them, is not finite.
+        """
+        norm = nn.utils.get_total_norm(self.module.parameters())
+        request = torch.tensor(float(asked), device=device())
+        mine = torch.stack([*recent, norm, request])
+        *means, norm_of_all, requests = global_mean(mine, 1).tolist()
+        finite = [math.isfinite(mean) for mean in (*means, norm_of_all)]
+        if not all(finite):
+            at = finite.index(False)
+            where = [bool(mine[at].isfinite())] * get("ws")
+            dist.all_gather_object(where, where[0])
+            ranks = ", ".join(
+                str(r) for r, fine in enumerate(where) if not fine
+            )
+            number = min(step, step - len(recent) + 1 + at)
+            what = "the loss of" if at < len(recent) else "a weight after"
+            raise TrainingError(
+                f"{what} step {number} is not finite on rank {ranks}; "
+                f"the last good checkpoint: {self.saved}"
+            )
+        return means, requests > 0
 
 
 @torch.no_grad()
@@ -221,16 +248,6 @@ def find_checkpoint(options: Options) -> Path | None:
     return Path(options.resume) if options.resume else None
 
 
-def tracing(folder: str | None) -> AbstractContextManager[Any]:
-    """A profiler of rank 0's steps 8 to 12, counted from 0, into `folder`."""
-    if folder is None or get("rank") != 0:
-        return nullcontext()
-    phases = {"skip_first": 5, "wait": 1, "warmup": 2, "active": 5, "repeat": 1}
-    write = profiler.tensorboard_trace_handler(folder, "rank0", use_gzip=True)
-    chosen = profiler.schedule(**phases)
-    return profiler.profile(schedule=chosen, on_trace_ready=write)
-
-
 def log_summary(result: Result) -> None:
     """Loss and speed, if there was a step, and the evaluation."""
     if steps := len(result.losses):
@@ -251,14 +268,23 @@ def log_summary(result: Result) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train with the options of the command line; returns the exit code.
 
-    What the user can mend is one line and code 1, or 2 for the options.
+    What the user can mend is one line and code 1, or 2 for the options. After
+    SIGTERM or SIGINT it is 75.
     """
     parse = partial(parse_options, arguments)
-    with suppress(OptionsError):  # --help needs no group
-        parse()
-    job.start()
+    timeout = Options.timeout
+    with suppress(OptionsError):  # every rank hears of it below
+        timeout = parse().timeout
+    job.start(timeout)
+    if line := job.said_before():
+        job.say_once(line)
+        return 1
     try:
         train(job.succeed_together(parse, OptionsError))
+    except job.Stopped as stop:
+        text = "stopped by a signal after step %d; the last checkpoint: %s"
+        logger.info(text, *stop.args)
+        return STOPPED
     except ERRORS as error:
         job.say_once(f"miniddp.train: error: {error}")
         return 2 if isinstance(error, OptionsError) else 1

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, profiler
 from torch.amp import GradScaler
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -103,10 +104,20 @@ def build_optimizer(
 
     def share(step: int) -> float:
         done = step / options.warmup if step < options.warmup else 1.0
-        return start + (1 - start) * done
+        return ratio * (start + (1 - start) * done)
 
-    optimizer = AdamW(module.parameters(), lr=options.lr * ratio)
+    optimizer = AdamW(module.parameters(), lr=options.lr)
     return optimizer, LambdaLR(optimizer, share)
+
+
+def tracing(folder: str | None) -> AbstractContextManager[Any]:
+    """A profiler of rank 0's steps 8 to 12, counted from 0, into `folder`."""
+    if folder is None or get("rank") != 0:
+        return nullcontext()
+    phases = {"skip_first": 5, "wait": 1, "warmup": 2, "active": 5, "repeat": 1}
+    write = profiler.tensorboard_trace_handler(folder, "rank0", use_gzip=True)
+    chosen = profiler.schedule(**phases)
+    return profiler.profile(schedule=chosen, on_trace_ready=write)
 
 
 def check_amp(amp: str) -> None:

@@ -91,6 +91,10 @@ def test_files_of_a_folder_keep_quotes_as_text(tmp_path, caplog, bom, end):
             ", line 2: expected two sentences, found an empty one",
         ),
         (
+            HEADER + ROW.replace("said", "said " + 2_500 * "word"),
+            ", line 2: expected at most 10000 characters in a field, found more",
+        ),
+        (
             HEADER.encode() + b"1\t2\t3\tcaf\xe9\tcafe\n",
             ", line 2: expected UTF-8, found byte 0xe9",
         ),

@@ -20,6 +20,8 @@ from miniddp.options import Options, OptionsError, parse_options
         ({"max_length": 0}, "--max-length must be at least 1 and below 2^31, got 0"),
         ({"max_length": 10**30}, f"--max-length must be at least 1 and below 2^31, got {10**30}"),
         ({"checkpoint_every": 0}, "--checkpoint-every must be at least 1 and below 2^31, got 0"),
+        ({"keep": 0}, "--keep must be at least 1 and below 2^31, got 0"),
+        ({"timeout": 0}, "--timeout must be at least 1 and below 2^31, got 0"),
         ({"warmup": -1}, "--warmup must be at least 0 and below 2^31, got -1"),
         ({"seed": -1}, "--seed must be at least 0 and below 2^31, got -1"),
         ({"seed": 2**64}, f"--seed must be at least 0 and below 2^31, got {2**64}"),
@@ -60,14 +62,14 @@ def test_unknown_flags_and_bad_types_are_refused(arguments, expected):
 def test_every_option_has_a_flag_and_options_cannot_be_changed():
     chosen = Options(
         *("here", "5m", False, 2, 3, 4, 2, "torch", "bf16", 0.5, True, 8, 9, 1.5, 6, 7),
-        *("saved", 10, "auto", "traces"),
+        *("saved", 10, 3, "auto", True, 60, "traces"),
     )
     assert all(getattr(chosen, name) != value for name, value in asdict(Options()).items())
     arguments = ["--data-dir=here", "--model=5m", "--no-pretrained", "--epochs=2", "--steps=3"]
     arguments += ["--batch-size=4", "--accumulation=2", "--ddp=torch", "--amp=bf16", "--lr=0.5"]
     arguments += ["--scale-lr", "--base-batch-size=8", "--warmup=9", "--clip=1.5"]
     arguments += ["--max-length=6", "--seed=7", "--checkpoint=saved", "--checkpoint-every=10"]
-    arguments += ["--resume=auto", "--profile=traces"]
+    arguments += ["--keep=3", "--resume=auto", "--elastic", "--timeout=60", "--profile=traces"]
     assert parse_options(arguments) == chosen
     assert parse_options([]) == Options()
     with pytest.raises(FrozenInstanceError):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from miniddp.options import Options
+from miniddp.options import MAY_CHANGE, Options
 from miniddp.state_file import CheckpointError, read_state
-from miniddp.train import MAY_CHANGE, Result, TrainingError
+from miniddp.train import Result, TrainingError
 
 from .training_cases import SHORT, run_training, train_each, write_pairs
 
@@ -18,7 +18,7 @@ STOPS = [3, 5, 7, 10]
 """In the middle of an epoch, at its end, in the middle of the next one, at the end of training."""
 
 FILE = "step-00000002.safetensors"
-STATES = {"facts", "model", "optimizer", "scheduler", "scaler", "sampler"}
+STATES = {"options", "model", "optimizer", "scheduler", "scaler", "place"}
 MEASURED = {"seconds", "samples_per_second"}
 
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_resumed_is_named_on_every_rank_in_one_line(tmp_path, opt
         "other is damaged or no checkpoint": resume(tmp_path / "other"),
         "saved with --lr 0.001, not 0.01": resume(file, lr=0.01),
         "saved with --ddp simple, not torch": resume(file, ddp="torch"),
-        "saved with data of SHA-256 ": resume(file, data_dir=other_data),
+        "saved with SHA-256 of the pairs' tokens ": resume(file, data_dir=other_data),
         "saved with --seed 0, not 5": resume(file, seed=5),
         "2 steps are taken, of 1": resume(file, steps=1),
         "go on with --resume auto": replace(options, checkpoint=str(saved)),
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_other_data_of_the_same_length_is_refused(tmp_path, opti
     assert file.read_text("utf-8") != text
     changed = replace(options, data_dir=str(tmp_path / "data"), resume=str(saved / FILE))
     for found in run_training(lambda rank: error_of(changed), 2):
-        assert "saved with data of SHA-256 " in found
+        assert "saved with SHA-256 of the pairs' tokens " in found
 
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused(options, saved):

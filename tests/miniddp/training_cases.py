@@ -22,6 +22,7 @@ from miniddp.training_step import WRAPPERS, train_step
 
 from .ranks import run
 
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
 
@@ -98,6 +99,10 @@ def write_pairs(folder: Path, count: int) -> Path:
     return folder
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"}
+
+
 def command(
     *arguments: str,
     ranks: int | None = None,
@@ -105,21 +110,17 @@ def command(
     program: Sequence[str] = ("-m", "miniddp.train"),
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        if ranks
-        else []
-    )
+    launcher = [*LAUNCHER, f"--nproc_per_node={ranks}"] if ranks else []
     process = subprocess.Popen(
         [sys.executable, *launcher, *program, *arguments],
-        env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=170)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
