@@ -1,11 +1,12 @@
 """What `instruments.network` predicts beside what others measured: `python -m instruments.network`.
 
-No prediction has seen the measurement that it stands beside:
-
-- an all-reduce is predicted from the other sizes of its table ("predicted"), and from data sheets
-  ("data sheet"): bandwidths of the sheets, times three shares that are the same for all nodes;
-- training is predicted from one GPU's time and a table of the link;
-- a bandwidth of fewer GPUs from that of eight.
+- An all-reduce is predicted from the other sizes of its table ("predicted"). What is predicted has
+  not been seen.
+- It is predicted from data sheets ("data sheet"). No table is used, but a few numbers of
+  `instruments.network`, the same for all nodes, were chosen with these tables at hand: how much of
+  NVLink a program reaches, `FILL`, and what a hop over EFA takes.
+- Training is predicted from one GPU's time and a table of the link, the bandwidth of fewer GPUs
+  from that of eight, the decay to 128 and 256 GPUs from 8 to 64.
 """
 
 from collections.abc import Iterator, Sequence
@@ -119,12 +120,12 @@ HARDWARE = {
 """The set-ups whose NVLink and network cards are stated: `sources.toml` and data sheets."""
 
 SHEETS = (
-    ("from 1 GiB up", 30, 31, WORST),
-    ("from 32 MiB to 1 GiB", 25, 30, 1.0),
-    ("from 1 to 32 MiB", 20, 25, 1.0),
-    ("below 1 MiB", 19, 20, 1.0),
+    ("from 1 GiB up", GIB, 64 * GIB, WORST),
+    ("from 32 MiB to 1 GiB", 32 * MIB, GIB, 1.0),
+    ("from 1 to 32 MiB", MIB, 32 * MIB, 1.0),
+    ("below 1 MiB", 0, MIB, 1.0),
 )
-"""Sizes by the power of two that they reach, and the worst error that is allowed there."""
+"""Sizes, from and to below so many bytes, and the worst error of a data sheet there."""
 
 
 def _size(size: int) -> str:
@@ -249,17 +250,7 @@ def playbook(known: int = 64) -> list[Prediction]:
 def report() -> tuple[list[str], list[str]]:
     """All predictions beside what was measured, as lines; and the lines that break a bound."""
     lines: list[str] = []
-    judged: list[str] = []
-    broken: list[str] = []
-
-    def judge(name: str, predictions: Sequence[Prediction], worst: float, middle: float) -> None:
-        if not predictions:
-            return
-        line = summary(name, predictions)
-        judged.append(line)
-        if not within(predictions, worst, middle):
-            broken.append(line)
-
+    judged: list[tuple[str, list[Prediction], float, float]] = []
     sheets: dict[int, list[Prediction]] = {}
     for table, group in groupby(curves(), lambda curve: curve.table):
         large, small = [], []
@@ -269,32 +260,22 @@ def report() -> tuple[list[str], list[str]]:
             large += [each for size, each in learned.items() if size >= MIB]
             small += [each for size, each in learned.items() if size < MIB]
             for size, each in computed.items():
-                sheets.setdefault(min(max(size.bit_length() - 1, 19), 30), []).append(each)
-        judge(f"{table}, from 1 MiB up", large, WORST, MEDIAN)
-        judge(f"{table}, below 1 MiB", small, WORST_BELOW, WORST_BELOW)
+                sheets.setdefault(size, []).append(each)
+        judged.append((f"{table}, from 1 MiB up", large, WORST, MEDIAN))
+        judged.append((f"{table}, below 1 MiB", small, WORST_BELOW, WORST_BELOW))
     for name, first, last, worst in SHEETS:
-        found = [each for power in range(first, last) for each in sheets.get(power, [])]
-        judge(f"data sheets, {name}", found, worst, worst)
+        found = [each for size in sheets if first <= size < last for each in sheets[size]]
+        judged.append((f"data sheets, {name}", found, worst, worst))
     for name, predictions, worst in (
         ("fewer GPUs on one node, with and without a switch that adds", switch_that_adds(), WORST),
         ("plain training, from one GPU and the link", plain_training(), WORST_TRAINING),
         ("data parallel decay, from 8 to 64 GPUs", playbook(), 1.0),
     ):
-        lines += ["", f"{name} ({predictions[0].table})"]
-        lines += [
-            f"{each.setup:<32}{each.what:<20}{each.predicted:>10,.1f}{each.measured:>10,.1f}"
-            f"{each.error:>+8.1%}"
-            for each in predictions
-        ]
-        judge(name, predictions, worst, worst)
-    low, high = (1e3 * time for time in two_levels())
-    measured = 1e3 * curve_of("b200_32gpu").seconds[4 * GIB]
-    lines += [
-        "",
-        f"two levels, 4 nodes of 8 B200, 4 GiB: {low:.1f} to {high:.1f} ms by maximum and sum, "
-        f"measured {measured:.2f} ms",
-    ]
-    return [*lines, "", *judged], broken
+        lines += ["", f"{name} ({predictions[0].table})", *map(_row, predictions)]
+        judged.append((name, predictions, worst, worst))
+    summaries = [(summary(each[0], each[1]), within(*each[1:])) for each in judged if each[1]]
+    lines += ["", _two_levels(), "", *(line for line, _ in summaries)]
+    return lines, [line for line, holds in summaries if not holds]
 
 
 def within(predictions: Sequence[Prediction], worst: float, middle: float) -> bool:
@@ -310,6 +291,20 @@ def summary(name: str, predictions: Sequence[Prediction]) -> str:
         f"{name}: {len(predictions)} predictions, median error {middle:.1%}, "
         f"worst {worst.error:+.1%} ({worst.setup}, {worst.what})"
     )
+
+
+def _two_levels() -> str:
+    low, high = (1e3 * time for time in two_levels())
+    measured = 1e3 * curve_of("b200_32gpu").seconds[4 * GIB]
+    return (
+        f"two levels, 4 nodes of 8 B200, 4 GiB: {low:.1f} to {high:.1f} ms by maximum and sum, "
+        f"measured {measured:.2f} ms"
+    )
+
+
+def _row(each: Prediction) -> str:
+    numbers = f"{each.predicted:>10,.1f}{each.measured:>10,.1f}{each.error:>+8.1%}"
+    return f"{each.setup:<32}{each.what:<20}{numbers}"
 
 
 def _rows(
