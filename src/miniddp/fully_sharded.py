@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from miniddp import ring
-from miniddp.process import check_group
+from miniddp.process import Group, check_group
 from miniddp.replicate import broadcast_coalesced, verify_replicas
 from miniddp.sharded_optimizer import to_host
 
@@ -72,7 +72,7 @@ class FullyShardedModule(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
         reshard_after_forward: bool = True,
     ) -> None:
         super().__init__()

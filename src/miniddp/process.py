@@ -85,7 +85,7 @@ def _local_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def check_group(process_group: dist.ProcessGroup | None = None) -> None:
+def check_group(process_group: Group = None) -> None:
     """Raise `RuntimeError` without a process group, `ValueError` outside it."""
     if not dist.is_initialized():
         raise RuntimeError(

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from miniddp.process import check_group
+from miniddp.process import Group, check_group
 from miniddp.replicate import broadcast_coalesced, verify_replicas
 
 
@@ -32,7 +32,7 @@ class ShardedOptimizer(Optimizer):
         self,
         params: Any,
         optimizer_class: type[Optimizer],
-        process_group: dist.ProcessGroup | None = None,
+        process_group: Group = None,
         **defaults: Any,
     ) -> None:
         check_group(process_group)
