@@ -105,10 +105,8 @@ def step() -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(("recording", "bound"), [(scaling, 0.3), (accumulation, 0.3), (step, 0.7)])
-def test_a_recording_beside_its_prediction(
-    recording: Callable[[], list[Row]], bound: float
-) -> None:
+@pytest.mark.parametrize("recording", [scaling, accumulation, step], ids=lambda each: each.__name__)
+def test_a_recording_beside_its_prediction(recording: Callable[[], list[Row]]) -> None:
     found = recording()
     errors = [predicted / measured - 1 for _, predicted, measured in found]
     lines = [
@@ -118,4 +116,5 @@ def test_a_recording_beside_its_prediction(
     report = "\n".join([f"\n{recording.__name__:24} predicted  measured   error", *lines])
     print(report)
     assert len(found) >= 4, report
-    assert median(map(abs, errors)) < bound, report
+    least = -0.9 if recording is step else -0.3  # a busy machine makes the long steps of it longer
+    assert least < median(errors) < 0.3, report
