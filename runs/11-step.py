@@ -28,7 +28,6 @@ from transformers import (
 import miniddp
 from book import (
     FOREGROUND,
-    LINE,
     MUTED,
     RANK_COLORS,
     SURFACE,
@@ -45,7 +44,6 @@ from instruments.predictions import LINKS, curve_of
 from instruments.scaling import scaling_efficiency
 from instruments.simulator import (
     COMMUNICATION,
-    COMPUTE,
     AllReduce,
     Layer,
     Step,
@@ -169,12 +167,15 @@ record(
 
 # %% name="streams"
 def draw(axes: plt.Axes, step: Step) -> None:
+    for name in ("forward", "backward"):
+        moments = [moment for span in step.spans if span.name.startswith(name)
+                   for moment in (1e3 * span.start, 1e3 * span.end)]  # fmt: skip
+        start, end = min(moments), max(moments)
+        axes.barh(0, end - start, 0.8, start, color=SURFACE, edgecolor=FOREGROUND)
+        axes.text((start + end) / 2, 0, name, ha="center", va="center", color=FOREGROUND)
     for span in step.spans:
-        start, length = 1e3 * span.start, 1e3 * (span.end - span.start)
-        if span.stream == COMPUTE:
-            forward = span.name.startswith("forward")
-            axes.barh(0, length, 0.8, start, color=LINE if forward else MUTED, linewidth=0)
-        elif span.stream == COMMUNICATION:
+        if span.stream == COMMUNICATION:
+            start, length = 1e3 * span.start, 1e3 * (span.end - span.start)
             axes.barh(1, length, 0.8, start, color=RANK_COLORS[0], alpha=0.6, linewidth=0)
     axes.set_yticks([0, 1], ["compute", "link"])
     axes.invert_yaxis()
@@ -186,7 +187,7 @@ fig, panels = plt.subplots(len(shown), 1, figsize=(5.2, 3.9), sharex=True)
 for axes, name in zip(panels, shown, strict=True):
     draw(axes, found[name])
     axes.set_title(name, color=MUTED)
-panels[-1].set(xlabel="ms; light is forward, dark is backward")
+panels[-1].set(xlabel="ms")
 figure(fig)
 
 # %% [markdown]
@@ -259,6 +260,9 @@ with torch.device("meta"):
     }
 
 
+RATES = {"10GbE with TCP/IP": 10, "100GbIB with RDMA": 100}
+
+
 def layers_of_training(model: nn.Module, compute: float) -> list[Layer]:
     """A layer per tensor. Compute follows the bytes; that of an embedding is none."""
     tensors = list(model.named_parameters())
@@ -292,8 +296,9 @@ for row in published:
     outside.append(max(low / found - 1, found / high - 1, 0))
     if row["gpus"] == 32:
         numbers = [f"{number:,.0f}" for number in (low, found, high)]
-        rows.append([row["model"], row["link_between_nodes"].split()[0], row["method"], *numbers])
-table(rows, ["model", "network", "method", "nothing hidden", "measured", "all hidden"], "lllrrr")
+        sent = "merged" if row["method"] == "MG-WFBP" else "per tensor"
+        rows.append([row["model"], RATES[row["link_between_nodes"]], sent, *numbers])
+table(rows, ["model", "Gb/s", "messages", "none hidden", "measured", "all hidden"], "lrlrrr")
 assert max(outside) < 0.2, "what was measured lies between the two"
 
 # %% name="trainings-values"

@@ -186,8 +186,8 @@ export const SIZINGS = [
     says: (inputs) => {
       const row = (ranks, more = {}) => step({ ...inputs, ...more }, ranks);
       const each = [8, 128, 1024].map((ranks) =>
-        `${ranks.toLocaleString("en")} GPUs take ${duration(hours(26e9, row(ranks)))} for 26 billion tokens at ${percent(row(ranks).efficiency)}`);
-      return `With 2,048 tokens on each GPU and ranks that differ by 2 %, ${each.join("; ")}. ` +
+        `${duration(hours(26e9, row(ranks)))} on ${ranks.toLocaleString("en")} (efficiency ${percent(row(ranks).efficiency)})`);
+      return `With 2,048 tokens on each GPU and ranks that differ by 2 %, 26 billion tokens take ${each.join(", ")}. ` +
         `Four micro-batches per step raise the last one to ${percent(row(1024, { batches: 4 }).efficiency)}, if the larger batch still learns.`;
     },
   },

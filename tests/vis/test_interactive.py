@@ -925,7 +925,7 @@ def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
     expect(page.locator(".worked")).to_contain_text("Ten billion tokens take 15 hours on one H100")
     page.get_by_role("link", name="1.3 billion parameters").focus()
     page.keyboard.press("Enter")
-    expect(page.locator(".worked")).to_contain_text("1,024 GPUs take")
+    expect(page.locator(".worked")).to_contain_text("on 1,024 (efficiency")
     expect(page.get_by_role("link", name="1.3 billion parameters")).to_be_focused()
     assert page.get_by_role("slider").get_attribute("aria-valuetext") == "1,024"
     page.get_by_label("Parameters").fill("1301")
