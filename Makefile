@@ -52,18 +52,10 @@ test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL an
 	fi
 
 lint: ready-lint ## check the style of code and prose, the spelling, the workflows
-	@echo "==> ruff check"
-	@$(BIN)/ruff check
-	@echo "==> ruff format"
-	@$(BIN)/ruff format --check
-	@echo "==> panache format"
-	@$(BIN)/panache format --check $(BOOK)
-	@echo "==> panache lint"
-	@$(BIN)/panache lint $(BOOK)
-	@echo "==> spelling"
-	@$(BIN)/typos
-	@echo "==> workflows"
-	@$(BIN)/zizmor --offline --quiet .github
+	@failed=0; for check in "ruff check" "ruff format --check" "panache format --check $(BOOK)" \
+		"panache lint $(BOOK)" typos "zizmor --offline --quiet .github"; do \
+		echo "==> $$check"; $(BIN)/$$check || failed=1; \
+	done; exit $$failed
 
 types: ready-test ## check the types of src
 	@echo "==> mypy"
