@@ -1,0 +1,199 @@
+"""Lines of the runs that only a GPU reaches, run here, so that a slip does not cost borrowed time.
+
+The stand-in is a machine that says it has a GPU: functions of `torch.cuda` that do nothing, and a
+mode that makes each tensor of the "GPU" on the CPU. From a run only what a function needs is
+executed. What a GPU computes and how fast, the recordings show.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import miniddp
+from instruments import clock, flops
+
+ROOT = Path(__file__).resolve().parents[2]
+HELD = 2**20  # bytes that the stand-in always says are allocated
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+
+
+class OnTheCPU(TorchFunctionMode):
+    """What is asked for on a GPU is made on the CPU, and says that it is on a GPU."""
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), given: Any = None) -> Any:
+        if function == Tensor.is_cuda.__get__:
+            return True
+        args = [self.place(value) for value in args]
+        return function(*args, **{name: self.place(each) for name, each in (given or {}).items()})
+
+    @staticmethod
+    def place(value: Any) -> Any:
+        on_gpu = isinstance(value, torch.device) and value.type == "cuda"
+        return torch.device("cpu") if on_gpu else value
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """One rank on a machine with one GPU; what torch.cuda was asked for."""
+    calls: list[str] = []
+
+    def stand_in(name: str, answer: object = None) -> None:
+        assert hasattr(torch.cuda, name), f"torch.cuda has no {name}"
+
+        def answered(*_: object, **__: object) -> object:
+            calls.append(name)
+            return answer
+
+        monkeypatch.setattr(torch.cuda, name, answered)
+
+    for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"):
+        stand_in(name)
+    stand_in("set_per_process_memory_fraction")
+    for name in ("memory_allocated", "max_memory_allocated"):
+        stand_in(name, HELD)
+    stand_in("get_device_name", "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(nn.Module, "compile", lambda *_, **__: calls.append("compile"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with OnTheCPU():
+        yield calls
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+def bound(node: ast.stmt) -> set[str]:
+    """The names that a statement of a file binds."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        return {name.id for name in ast.walk(node)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}  # fmt: skip
+    return set()
+
+
+def used(node: ast.stmt) -> set[str]:
+    """The names that a statement takes from its file or from Python."""
+    names = [name for name in ast.walk(node) if isinstance(name, ast.Name)]
+    own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    own |= {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)} - own
+
+
+def part_of(file: str, *names: str, **instead: object) -> SimpleNamespace:
+    """Names of a file, with what they need of it; ``instead`` are taken in place of its own."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    wanted, needed = list(names), set()
+    while wanted:
+        name = wanted.pop()
+        for node in tree.body:
+            if name in bound(node) and node not in needed and not bound(node) <= instead.keys():
+                needed.add(node)
+                wanted += used(node)
+    nodes = [node for node in tree.body if node in needed]
+    space: dict[str, Any] = {**instead, "__name__": "part"}
+    for node in nodes:
+        exec(compile(ast.Module([node], []), file, "exec"), space)
+        space.update(instead)
+    return SimpleNamespace(**space)
+
+
+class Model(nn.Module):
+    """Takes what a language model takes, and has a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=(self.weight * inputs).sum())
+
+
+BATCH = {"inputs": torch.ones(3)}
+
+
+def test_times_wait_for_the_gpu(asked: list[str]) -> None:
+    timed: list[Callable[[], object]] = [
+        lambda: part_of("runs/06-sync.py", "seconds_to_reduce").seconds_to_reduce([torch.ones(1)]),
+        lambda: part_of("runs/07-buckets.py", "seconds_of_step").seconds_of_step(
+            miniddp.SimpleDDP(Model()), BATCH
+        ),
+        lambda: part_of("runs/08-accumulation.py", "seconds_of").seconds_of(
+            Model(), lambda *_: None, []
+        ),
+        clock.clock,
+    ]
+    for number, take in enumerate(timed):
+        asked.clear()
+        take()
+        assert "synchronize" in asked, number
+
+
+def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
+    assert part_of("runs/07-buckets.py", "ROUNDS").ROUNDS == 15
+    assert part_of("runs/08-accumulation.py", "SIZE").SIZE == "25m"
+    assert part_of("runs/14-memory.py", "SIZES").SIZES[-1] == "360m"
+    profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
+    assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
+    assert torch.profiler.ProfilerActivity.CUDA in profile.BOTH
+
+
+def test_a_rank_gets_a_share_of_the_gpus_memory(asked: list[str]) -> None:
+    part_of("runs/12-machines.py", "uneven_lengths").uneven_lengths(0)
+    assert asked == ["set_per_process_memory_fraction"]
+
+
+@pytest.mark.timeout(300)
+def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
+    memory = part_of("runs/14-memory.py", "peak_of_step", "hold", "Case", "ddp", SIZE="tiny")
+    before, kept, peak = memory.peak_of_step(0, memory.Case(memory.ddp, "tiny", 1))
+    assert (before, kept, peak) == (HELD, 0, HELD)
+    assert memory.hold(0, memory.ddp, "tiny")[1] == HELD
+
+
+@pytest.mark.timeout(600)
+def test_every_measure_of_the_repair_can_be_taken(asked: list[str]) -> None:
+    small = {"SIZE": "tiny", "SMALL": 1, "LARGE": 2, "LARGEST": 2, "MICRO_BATCHES": 4, "PASSES": 1}
+    small["MAX_LENGTH"] = 8
+    quick = {name: lambda *_: 1.0 for name in ("trace_of", "break_down", "measured_peak_flops")}
+    repair = part_of("runs/10-repair.py", "repair", "MEASURES", "Result", **small, **quick)
+    assert len(repair.MEASURES) > 10
+    peak, _, results = repair.repair(0)
+    assert peak
+    wrong = [result for result in results if not isinstance(result, repair.Result)]
+    assert not wrong
+    assert all(result.peak_gib == HELD / 2**30 for result in results)
+    assert {"empty_cache", "get_device_name", "reset_peak_memory_stats", "compile"} <= set(asked)
+
+
+@pytest.mark.parametrize("file", ["runs/preemptible.py", "stages/2_ranks.py"])
+def test_a_rank_takes_its_gpu_and_nccl(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **_: started.append(name))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert part_of(file, "start").start() == torch.device("cuda", 0)
+    assert (asked, started) == (["set_device"], ["nccl"])
+
+
+def test_the_instruments_wait_too(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flops.measured_peak_flops(torch.device("cuda"), torch.float32, 64) > 0
+    assert "synchronize" in asked
