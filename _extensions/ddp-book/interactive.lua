@@ -69,7 +69,7 @@ return function(div, fail)
 
   local content, below = nil, {}
   if not given.run then
-    content = pandoc.Blocks { stage(stem, diagram.svg(still, fail)) }
+    content = pandoc.Blocks { stage(stem, diagram.svg(still, fail), given.fault and { fault = given.fault }) }
   else
     local found = recording.with_cell(given.run, given.kind, given.cell, fail)
     content, below = timeline_stages(found, stem, given["fig-alt"] or "", fail)
