@@ -11,9 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from book import provenance
 
 provenance(device="cpu", world_size=3, backend="gloo")
+print(f"torch {torch.__version__.partition('+')[0]}")
 here = Path("runs") if Path("runs/book.py").exists() else Path()
 dumps = Path(tempfile.mkdtemp(prefix="miniddp-")) / "dumps"
 
