@@ -2,6 +2,7 @@
 
 local import = ...
 local python = import "python"
+local sorted_keys = import "sorted_keys"
 local source = import "statements"
 
 local M = {}
@@ -103,14 +104,11 @@ end
 
 -- "from miniddp.ring import split, wait", in several lines where one would be too long.
 local function import_own(module, defined, used)
-  local wanted, listed = {}, {}
+  local set = {}
   for _, definition in ipairs(defined) do
-    for name in definition.names:gmatch(WORD) do
-      if used[name] and not listed[name] then table.insert(wanted, name) end
-      listed[name] = true
-    end
+    for name in definition.names:gmatch(WORD) do set[name] = used[name] end
   end
-  table.sort(wanted)
+  local wanted = sorted_keys(set)
   local line = ("from %s import %s"):format(module, table.concat(wanted, ", "))
   if #line > 100 then line = ("from %s import (\n    %s,\n)"):format(module, table.concat(wanted, ",\n    ")) end
   return #wanted > 0 and line or nil
