@@ -19,15 +19,14 @@ def own_line(frames: list[dict[str, Any]]) -> str:
 
 
 def main(folder: Path, prefix: str = "rank_", count: int = 3) -> None:
-    ranks = sorted(int(path.name.removeprefix(prefix)) for path in folder.glob(f"{prefix}*"))
-    for rank in ranks:
+    files = folder.glob(f"{prefix}*")
+    for rank in sorted(int(file.name.removeprefix(prefix)) for file in files):
         dump = pickle.loads((folder / f"{prefix}{rank}").read_bytes())
         for call in dump["entries"][-count:]:
+            number, name = call["collective_seq_id"], call["profiling_name"]
+            what = f"{name} {call['input_sizes']} {call['state']}"
             where = own_line(call.get("frames", []))
-            print(
-                f"rank {rank}, call {call['collective_seq_id']}: {call['profiling_name']} "
-                f"{call['input_sizes']} {call['state']}, in {where}"
-            )
+            print(f"rank {rank}, call {number}: {what}, in {where}")
 
 
 if __name__ == "__main__":

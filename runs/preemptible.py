@@ -1,4 +1,4 @@
-"""Train, save, leave when told to, and go on when started again, in plain torch.
+"""Train, save, leave when told to, go on when started again, in plain torch.
 
 torchrun --standalone --nproc_per_node=2 runs/preemptible.py build/job
 
@@ -18,11 +18,13 @@ STEPS, SAVE_EVERY, LOOK_EVERY = 400, 100, 10
 
 
 def start() -> torch.device:
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device
 
 
 def told_to_leave(folder: Path, device: torch.device) -> bool:
@@ -60,8 +62,8 @@ def main(folder: Path) -> None:
         step += 1
         leaving = step % LOOK_EVERY == 0 and told_to_leave(folder, device)
         if leaving or step % SAVE_EVERY == 0:
-            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            save(path, {**states, "step": step})
+            state = {"model": model.state_dict(), "step": step}
+            save(path, {**state, "optimizer": optimizer.state_dict()})
     if dist.get_rank() == 0:
         print(f"step {step} of {STEPS}", flush=True)
         if step == STEPS:

@@ -1,4 +1,4 @@
-"""Some ranks report the loss, the others do not: all hang. Each leaves what its recorder kept.
+"""Some ranks report the loss, the others do not: all hang, and leave a dump.
 
 torchrun --standalone --nproc_per_node=3 runs/skip_a_call.py build/dumps 0 2
 """
@@ -23,7 +23,7 @@ def report_loss() -> None:
 
 
 def dump() -> bytes:
-    """What NCCL's watchdog writes; with Gloo, torch 2.13 leaves the group's name empty."""
+    """What NCCL's watchdog writes. (Gloo leaves the name of the group empty.)"""
     kept = pickle.loads(_dump_fr_trace())
     (group,) = kept["pg_config"].values()
     kept["pg_config"] = {"0": {**group, "name": "0", "desc": "default_pg"}}
@@ -42,10 +42,11 @@ def main(folder: Path, reporting: list[int]) -> None:
             report_loss()
         train_step()
     except RuntimeError as error:
-        print(f"rank {rank}: {str(error).partition(']')[2].strip()}", flush=True)
+        said = str(error).partition("]")[2].strip()
+        print(f"rank {rank}: {said}", flush=True)
     file.write_bytes(dump())
     while len(list(folder.glob("rank_*"))) < dist.get_world_size():
-        time.sleep(0.1)  # who leaves closes the connections of those that still wait
+        time.sleep(0.1)  # who leaves closes the connections of the others
 
 
 if __name__ == "__main__":
