@@ -14,7 +14,7 @@ import hashlib
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ class _WithoutHints(ast.NodeTransformer):
         node.returns = None
         return self.generic_visit(node)
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]  # noqa: N815
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         has_fields = bool(node.decorator_list or node.bases or node.keywords)
@@ -256,12 +256,14 @@ class Project:
 
     def reached(self, run: str) -> dict[Symbol, Module]:
         """Every symbol that a run uses, directly or through others, itself too."""
-        waiting, found = [(run, "")], {}
+        waiting: list[Symbol] = [(run, "")]
+        found: dict[Symbol, Module] = {}
         while waiting:
             symbol = waiting.pop()
-            if symbol in found:
+            module = self.module(symbol[0])
+            if symbol in found or module is None:
                 continue
-            module = found[symbol] = self._modules[symbol[0]]
+            found[symbol] = module
             for node in module.nodes(symbol[1]):
                 waiting += self._uses(module, node)
             if IMPORT_TIME in module.definitions and not module.is_program:
@@ -368,7 +370,7 @@ def reach(root: Path, run: str) -> Reach:
         known = ", ".join(run_names(root)) or "none yet"
         raise DigestError(f"no run named {run!r}: expected one of runs/*.py ({known})")
     reached = project.reached(name)
-    code = {":".join(filter(None, symbol)): module.nodes(symbol[1])
+    code: dict[str, Sequence[ast.AST]] = {":".join(filter(None, symbol)): module.nodes(symbol[1])
             for symbol, module in sorted(reached.items(), key=lambda item: item[0])}  # fmt: skip
     code[name] = own_code(own)
     imports = [inner for part in code.values() for node in part for inner in ast.walk(node)
