@@ -33,7 +33,7 @@ def run(*command: str) -> str:
 launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
 said = run(*launch, str(here / "skip_a_call.py"), str(dumps), "0", "2")
 errors = sorted(line for line in said.splitlines() if line.startswith("rank "))
-assert [line[:6] for line in errors] == ["rank 0", "rank 1", "rank 2"]
+assert [line[:6] for line in errors] == ["rank 0", "rank 1", "rank 2"], said
 assert all("Timed out" in line for line in errors)
 print("\n".join(errors))
 
