@@ -92,7 +92,7 @@ def load(
     digests = [""] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
 
-    def restore() -> None:
+    def restore() -> int:
         if len(set(digests)) > 1:
             raise ValueError("it is not the same file on every rank")
         if not isinstance(state, dict) or "random_states" not in state:
@@ -108,14 +108,15 @@ def load(
             raise ValueError(f"no {min(missing)!r} in it")
         for name, target in objects.items():
             target.load_state_dict(state["shared"][name])
-        if before != now:
+        if before == now:
+            set_random_state(numbers)
+        else:
             text = "saved on %d ranks, now there are %d: new random numbers"
             logger.info(text, before, now)
-            return
-        set_random_state(numbers)
+        return int(state["step"])
 
-    succeed_together(restore, CheckpointError, f"cannot load {path}: ")
-    return int(state["step"])
+    where = f"cannot load {path}: "
+    return succeed_together(restore, CheckpointError, where)
 
 
 @contextmanager

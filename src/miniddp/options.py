@@ -65,7 +65,8 @@ class Options:
                 wanted = "a folder"
             else:
                 continue
-            raise OptionsError(f"{flag(name)} must be {wanted}, got {value!r}")
+            shown = repr(value)[:100]
+            raise OptionsError(f"{flag(name)} must be {wanted}, got {shown}")
         if self.batch_size % self.accumulation:
             raise OptionsError(
                 f"--accumulation must divide --batch-size, got "
@@ -96,6 +97,7 @@ class Unchanged:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         for name, value in self.facts.items():
             if value != (was := saved.get(name)):
+                was = str(was)[:100]
                 raise ValueError(f"saved with {name} {was}, not {value}")
 
 
@@ -116,7 +118,7 @@ class Parser(argparse.ArgumentParser):
     """Raises its errors, for all ranks to hear of; rank 0 alone gives help."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionsError(message)
+        raise OptionsError(message[:200])
 
     def print_help(self, file: Any = None) -> None:
         if int(os.environ.get("RANK", 0)) == 0:

@@ -480,6 +480,11 @@ def other_state(path):
     write_state(path, {"model": {}})
 
 
+def no_step(path):
+    state, _ = read_state(path)
+    write_state(path, {**state, "step": "third"})
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
@@ -488,6 +493,7 @@ def other_state(path):
         (flip, "is damaged or no checkpoint: its SHA-256 is another"),
         (foreign, "is damaged or no checkpoint: "),
         (other_state, "is no checkpoint of a training"),
+        (no_step, "invalid literal for int"),
         (os.remove, "No such file or directory"),
     ],
 )

@@ -59,6 +59,14 @@ def test_unknown_flags_and_bad_types_are_refused(arguments, expected):
     assert str(caught.value) == expected
 
 
+def test_of_what_was_given_a_message_quotes_the_beginning_only():
+    long = "x" * 5_000_000
+    for arguments in ([f"--{long}"], ["--epochs", long], [f"--model={long}"]):
+        with pytest.raises(OptionsError) as caught:
+            parse_options(arguments)
+        assert len(str(caught.value)) <= 200
+
+
 def test_every_option_has_a_flag_and_options_cannot_be_changed():
     chosen = Options(
         *("here", "5m", False, 2, 3, 4, 2, "torch", "bf16", 0.5, True, 8, 9, 1.5, 6, 7),

@@ -100,7 +100,9 @@ def write_pairs(folder: Path, count: int) -> Path:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, **OFFLINE, "OMP_NUM_THREADS": "1"}
+    """With a new store for each restart: in a used one are addresses of the dead."""
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {**os.environ, **OFFLINE, **own_store, "OMP_NUM_THREADS": "1"}
 
 
 def command(
