@@ -3,6 +3,7 @@
 torchrun --standalone --nproc_per_node=3 runs/skip_a_call.py build/dumps 0 2
 """
 
+import os
 import pickle
 import sys
 import time
@@ -43,7 +44,7 @@ def main(folder: Path, reporting: list[int]) -> None:
         train_step()
     except RuntimeError as error:
         said = str(error).partition("]")[2].strip()
-        print(f"rank {rank}: {said}", flush=True)
+        os.write(1, f"rank {rank}: {said}\n".encode())  # a whole line at once
     file.write_bytes(dump())
     while len(list(folder.glob("rank_*"))) < dist.get_world_size():
         time.sleep(0.1)  # who leaves closes the connections of the others
