@@ -1,4 +1,4 @@
-"""Stage 1: each process takes a part of the batch; the gradients are averaged.
+"""Stage 1: each process takes a part of the batch; gradients are averaged.
 
 torchrun --standalone --nproc_per_node=2 stages/1_average.py
 """
@@ -39,7 +39,7 @@ def gradient_of(model, part):
 
 
 def difference_to_one_process(model, batch, rank, world_size):
-    """The largest one between the batch's gradient and the mean of the parts'."""
+    """The largest one: gradient of the batch, mean of those of its parts."""
     whole = gradient_of(model, batch)
     mean = gradient_of(model, batch[rank::world_size]) / world_size
     dist.all_reduce(mean)

@@ -1,4 +1,4 @@
-"""Stage 3: each rank loads its own sequences; all held-out ones count once.
+"""Stage 3: each rank loads its own sequences; held-out ones count once.
 
 torchrun --standalone --nproc_per_node=2 stages/3_sharding.py
 """

@@ -1,4 +1,4 @@
-"""Stage 4: ranks start with equal weights, whatever they drew, and stay equal.
+"""Stage 4: ranks start from equal weights, whatever they drew.
 
 torchrun --standalone --nproc_per_node=2 stages/4_replicas.py
 """

@@ -1,4 +1,4 @@
-"""Stage 5: all gradients travel as one message, around a ring, and are counted.
+"""Stage 5: all gradients travel around a ring in one message; bytes counted.
 
 torchrun --standalone --nproc_per_node=2 stages/5_ring.py
 """

@@ -1,4 +1,4 @@
-"""Stage 8: a large batch in small parts, and one synchronisation for them all.
+"""Stage 8: a large batch in small parts, synchronised once.
 
 torchrun --standalone --nproc_per_node=2 stages/8_accumulation.py
 """

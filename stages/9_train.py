@@ -33,12 +33,12 @@ def parse_arguments():
     parser.add_argument("--warmup", type=int, default=0, help="steps")
     parser.add_argument("--clip", type=float, default=float("inf"))
     parser.add_argument("--amp", action="store_true", help="compute in bf16")
-    parser.add_argument("--checkpoints", help="folder to save to and resume from")
-    parser.add_argument("--every", type=int, default=50, help="steps to a checkpoint")
+    parser.add_argument("--checkpoints", help="a folder to go on from")
+    parser.add_argument("--every", type=int, default=50, help="steps")
     options = parser.parse_args()
     parts = dist.get_world_size() * options.accumulation
     if options.batch % parts:
-        parser.error(f"--batch {options.batch} does not split into {parts} parts")
+        parser.error(f"--batch must be a multiple of {parts}")
     return options
 
 
@@ -55,7 +55,7 @@ def build_loader(sequences, options):
 
 
 def batches(loader, accumulation):
-    """The micro-batches of each step, from where the sampler stands, for ever."""
+    """The micro-batches of each step, from where the sampler stands."""
     while True:
         parts = iter(loader)
         yield from zip(*[parts] * accumulation, strict=False)
@@ -108,7 +108,7 @@ def warmup_factor(warmup, step):
 
 
 def resume(options, state):
-    """Load the newest checkpoint, if there is one; how many steps it has seen."""
+    """Load the newest checkpoint, if there is one; the steps it has seen."""
     path = latest(options.checkpoints) if options.checkpoints else None
     if path is None:
         return 0
@@ -138,12 +138,13 @@ def main():
         scheduler.step()
         if step % 20 == 0 or step == options.steps:
             log(f"step {step:3}  loss {global_mean(loss, 1).item():.4f}")
-        if options.checkpoints and (step % options.every == 0 or step == options.steps):
+        due = step % options.every == 0 or step == options.steps
+        if options.checkpoints and due:
             save(options.checkpoints, step, state, keep=2)
     seconds = time.perf_counter() - start
     if options.steps > first:
         tokens = (options.steps - first) * options.batch * (train.shape[1] - 1)
-        log(f"{tokens / seconds:.0f} tokens a second on {dist.get_world_size()} ranks")
+        log(f"{tokens / seconds:.0f} tokens a second")
     log(f"held-out loss {evaluate(model, test, options):.4f}")
     destroy_process_group()
 

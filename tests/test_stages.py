@@ -6,9 +6,13 @@ import os
 import re
 import runpy
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from miniddp import run_ranks
 
@@ -25,18 +29,22 @@ def few_steps():
         yield
 
 
-def run(rank, *programs):
+def run(rank, folder, programs):
     """One after the other in the same processes, each with a process group of its own."""
+    torch.set_num_threads(1)
+    init = dist.init_process_group
     for number, (stage, *arguments) in enumerate(programs):
         print(f"{NAME}{stage.stem}")
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # other keys in the store
+        place = {"init_method": f"file://{folder}/{number}", "rank": rank}
+        dist.init_process_group = partial(init, world_size=int(os.environ["WORLD_SIZE"]), **place)
         sys.argv = [str(stage), *arguments]
         runpy.run_path(str(stage), run_name="__main__")
 
 
 def printed(world_size, *programs):
     """What each rank printed in each of the programs."""
-    ended = run_ranks(run, world_size, *programs, backend=None, timeout=600)
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run_ranks(run, world_size, folder, programs, backend=None, timeout=600)
     return [output.split(NAME)[1:] for output in ended.outputs]
 
 
