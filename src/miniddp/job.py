@@ -130,7 +130,8 @@ def say_once(line: str) -> None:
     mends nothing: see `said_before`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if last_words := _last_words():
+    last_words = _last_words()
+    if last_words and not last_words.exists():  # else a rank may be reading it
         last_words.write_text(line)
     if dist.get_rank() != 0:
         dist.barrier()

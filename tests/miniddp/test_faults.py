@@ -300,8 +300,8 @@ def test_ranks_end_with_the_torchrun_that_started_them(tmp_path):
     with training(tmp_path, ranks=2) as started:
         started.process.kill()
         wait_for(lambda: not any(map(is_running, started.ranks)))
-    with checkpoint_lock(tmp_path / "saved"):
-        assert names(tmp_path / "saved") == []
+        wait_for(lambda: is_free(tmp_path / "saved"))
+    assert names(tmp_path / "saved") == []
 
 
 # Two trainings, one folder
@@ -310,9 +310,19 @@ def test_ranks_end_with_the_torchrun_that_started_them(tmp_path):
 @contextlib.contextmanager
 def checkpoint_lock(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    yield
-    os.close(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with checkpoint_lock(folder):
+            return True
+    except BlockingIOError:  # the last threads of a killed process still hold it
+        return False
 
 
 def test_a_folder_that_another_training_uses_is_refused_until_that_has_ended(tmp_path):
