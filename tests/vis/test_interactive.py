@@ -5,6 +5,7 @@ Their scripts run in the browser of the tests, from files, without a site around
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -498,6 +499,7 @@ def calculator_inputs() -> list[dict[str, Any]]:
     ]
 
 
+@functools.cache
 def bucket_sizes(total: int, cap: float, first: float) -> list[int]:
     """What miniddp.bucket plans for parameters so small that no bucket goes over its cap."""
     unit = 2**16
