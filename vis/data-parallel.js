@@ -100,7 +100,7 @@ export function verdict(fault, { losses, gap, step }) {
   const mine = names.slice(0, -1).map((rank) => losses[rank]);
   const one = `One process with all the samples has ${number(losses.alone ?? NaN)}.`;
   if (fault === "stop") {
-    return `Rank ${RANKS - 1} stopped after step ${STOPS_AFTER}. The others wait for its gradients since then: `
+    return `Rank ${RANKS - 1} stopped after step ${STOPS_AFTER}. The others have waited for its gradients since then: `
       + "a rank cannot tell one that is late from one that is gone.";
   }
   const equal = gap === 0 ? "the four replicas are equal to the bit" : `two replicas differ by up to ${gap.toPrecision(1)}`;
