@@ -1,7 +1,7 @@
 """The tests that keep the programs of the clinic cured.
 
 Each test has to pass on a cured program, and to fail on the broken one that the chapter shows.
-Programs come from runs/13-clinic.py: its functions, without what the run does with them.
+Programs come from runs/14-clinic.py: its functions, without what the run does with them.
 """
 
 import ast
@@ -18,7 +18,7 @@ import torch
 from miniddp import run_ranks
 from miniddp.launch import RanksFailed, RanksTimedOut
 
-RUN = Path(__file__).parents[1] / "runs" / "13-clinic.py"
+RUN = Path(__file__).parents[1] / "runs" / "14-clinic.py"
 ANSWER_SECONDS = 60
 """How long a cured program may take; it needs less than one second, and a loaded machine more."""
 HANG_SECONDS = 8

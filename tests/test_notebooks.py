@@ -23,7 +23,7 @@ from address import current
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = ROOT / "runs" / "ranks.ipynb"
-RUN = "16-runbook"  # a quick one
+RUN = "17-runbook"  # a quick one
 PIP = "import os, sys; open(os.environ['PIP_CALLS'], 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
 
 Execute = Callable[[Any], str]

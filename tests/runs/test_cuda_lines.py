@@ -149,20 +149,20 @@ def test_times_wait_for_the_gpu(asked: list[str]) -> None:
 def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
     assert part_of("runs/07-buckets.py", "ROUNDS").ROUNDS == 15
     assert part_of("runs/08-accumulation.py", "SIZE").SIZE == "25m"
-    assert part_of("runs/14-memory.py", "SIZES").SIZES[-1] == "360m"
+    assert part_of("runs/15-memory.py", "SIZES").SIZES[-1] == "360m"
     profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
     assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
     assert torch.profiler.ProfilerActivity.CUDA in profile.BOTH
 
 
 def test_a_rank_gets_a_share_of_the_gpus_memory(asked: list[str]) -> None:
-    part_of("runs/12-machines.py", "uneven_lengths").uneven_lengths(0)
+    part_of("runs/13-machines.py", "uneven_lengths").uneven_lengths(0)
     assert asked == ["set_per_process_memory_fraction"]
 
 
 @pytest.mark.timeout(300)
 def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
-    memory = part_of("runs/14-memory.py", "peak_of_step", "hold", "Case", "ddp", SIZE="tiny")
+    memory = part_of("runs/15-memory.py", "peak_of_step", "hold", "Case", "ddp", SIZE="tiny")
     before, kept, peak = memory.peak_of_step(0, memory.Case(memory.ddp, "tiny", 1))
     assert (before, kept, peak) == (HELD, 0, HELD)
     assert memory.hold(0, memory.ddp, "tiny")[1] == HELD

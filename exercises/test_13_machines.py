@@ -1,4 +1,4 @@
-"""When `exercises/12_machines.py` is right: who is missing, and who has another plan."""
+"""When `exercises/13_machines.py` is right: who is missing, and who has another plan."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from harness import load
 
 from miniddp import run_ranks
 
-exercise = load("12_machines")
+exercise = load("13_machines")
 
 
 def connect() -> dist.Store:

@@ -1,4 +1,4 @@
-"""Exercise 12: call the roll.
+"""Exercise 13: call the roll.
 
 Before a step that all ranks take together, find out who is missing and
 who is about to do something else, and say it on every rank.
@@ -35,4 +35,4 @@ def call_the_roll(
     with the first rank whose plan differs from that of rank 0. Missing
     ranks come first. The text is the same on all ranks that have come.
     """
-    raise NotImplementedError("exercise 12: call the roll")
+    raise NotImplementedError("exercise 13: call the roll")

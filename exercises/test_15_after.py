@@ -1,4 +1,4 @@
-"""When `exercises/14_after.py` is right: one process's weights, for 2 Ψ and 1/N of the state."""
+"""When `exercises/15_after.py` is right: one process's weights, for 2 Ψ and 1/N of the state."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from miniddp import run_ranks
 
-exercise = load("14_after")
+exercise = load("15_after")
 STEPS = 3
 
 

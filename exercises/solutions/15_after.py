@@ -1,4 +1,4 @@
-"""A solution of exercise 14."""
+"""A solution of exercise 15."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Exercise 12, solved."""
+"""Exercise 13, solved."""
 
 import time
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""When `exercises/13_clinic.py` is right: healthy steps, and one fault after the other."""
+"""When `exercises/14_clinic.py` is right: healthy steps, and one fault after the other."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from miniddp import run_ranks
 
-exercise = load("13_clinic")
+exercise = load("14_clinic")
 
 
 def net() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Exercise 13, solved."""
+"""Exercise 14, solved."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Exercise 14: a step that sends 2 Ψ, with sharded optimizer state.
+"""Exercise 15: a step that sends 2 Ψ, with sharded optimizer state.
 
 An all-reduce gives every rank all gradients, though each rank
 updates only its own part of the parameters. Leave out what nobody
@@ -24,7 +24,7 @@ def shard_of(
 
     All ranks' parts are equally long. An optimizer will be built on it.
     """
-    raise NotImplementedError("exercise 14: cut the flat vector")
+    raise NotImplementedError("exercise 15: cut the flat vector")
 
 
 def sharded_step(
@@ -39,4 +39,4 @@ def sharded_step(
     update it, and write all parts into `parameters`. Afterwards neither
     `parameters` nor `shard` has a gradient.
     """
-    raise NotImplementedError("exercise 14: reduce-scatter, update, all-gather")
+    raise NotImplementedError("exercise 15: reduce-scatter, update, all-gather")

@@ -1,4 +1,4 @@
-"""Exercise 13: a doctor for data parallel training.
+"""Exercise 14: a doctor for data parallel training.
 
 Look at a training step after backward, before the optimizer steps, and
 say what is wrong with it. Three faults are worth a line each:
@@ -28,4 +28,4 @@ def examine(
     `module.named_parameters()`, then the inputs. The parameters have the
     same names on every rank; inputs may have different shapes.
     """
-    raise NotImplementedError("exercise 13: examine the step")
+    raise NotImplementedError("exercise 14: examine the step")
