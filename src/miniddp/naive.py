@@ -15,8 +15,7 @@ from miniddp.replicate import verify_replicas
 class SimpleDDP(nn.Module):
     """Data parallelism: forward, backward, `sync_gradients()`, step.
 
-    The parameters and buffers of `module` must be the same on every rank of
-    `process_group` (default: all ranks), else `ValueError`.
+    Raises `ValueError` unless all ranks of the group hold equal replicas.
     """
 
     def __init__(self, module: nn.Module, process_group: Group = None) -> None:
@@ -38,8 +37,7 @@ class SimpleDDP(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it `sync_gradients()` does nothing: gradients accumulate."""
-        before = self.do_sync
-        self.do_sync = False
+        before, self.do_sync = self.do_sync, False
         try:
             yield
         finally:
@@ -49,39 +47,32 @@ class SimpleDDP(nn.Module):
     def sync_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks, after backward.
 
-        Raises `RuntimeError` on every rank, and changes no gradient, if a
+        Raises `RuntimeError` on every rank, before anything is changed, if a
         parameter has one on some ranks only, or a sparse one on any.
         """
         if not self.do_sync:
             return
-        self._check_gradients()
         world_size = dist.get_world_size(self.process_group)
+        self._check_gradients(world_size)
         for parameter in self.module.parameters():
-            if not parameter.requires_grad or parameter.grad is None:
-                continue
-            gradient = parameter.grad.contiguous()
-            gradient /= world_size  # first: a sum may overflow float16
-            dist.all_reduce(gradient, group=self.process_group)
-            parameter.grad.copy_(gradient)
+            if parameter.requires_grad and parameter.grad is not None:
+                gradient = parameter.grad.contiguous()
+                gradient /= world_size  # first: a sum may overflow float16
+                dist.all_reduce(gradient, group=self.process_group)
+                parameter.grad.copy_(gradient)
 
-    def _check_gradients(self) -> None:
-        """A rank with one all-reduce less would leave the others waiting."""
-        world_size = dist.get_world_size(self.process_group)
+    def _check_gradients(self, world_size: int) -> None:
         votes = {}
         for name, parameter in self.module.named_parameters():
             gradient = parameter.grad if parameter.requires_grad else None
-            votes[name] = int(gradient is not None)
-            if gradient is not None and gradient.layout is not torch.strided:
-                votes[name] = -world_size  # whatever others add, below zero
+            sparse = gradient is not None and gradient.is_sparse
+            votes[name] = -world_size if sparse else int(gradient is not None)
         where = next(self.module.parameters(), torch.empty(0)).device
         counts = torch.tensor(list(votes.values()), device=where)
         dist.all_reduce(counts, group=self.process_group)
         for name, count in zip(votes, counts.tolist(), strict=True):
             if count < 0:
-                raise RuntimeError(
-                    f"parameter {name!r} has a sparse gradient, which cannot "
-                    "be averaged: build its layer with sparse=False"
-                )
+                raise RuntimeError(f"parameter {name!r} has a sparse gradient")
             if 0 < count < world_size:
                 raise RuntimeError(
                     f"parameter {name!r} has a gradient on {count} of "

@@ -24,8 +24,8 @@ def broadcast_module(
 
     `src` counts within the group. Shapes and dtypes must agree on all ranks.
     """
-    tensors = module.buffers() if buffers else ()
-    broadcast_coalesced([*module.parameters(), *tensors], process_group, src)
+    tensors = [*module.parameters(), *(module.buffers() if buffers else ())]
+    broadcast_coalesced(tensors, process_group, src)
 
 
 @torch.no_grad()
@@ -48,9 +48,8 @@ def broadcast_coalesced(
         dist.broadcast(data, group=process_group, group_src=src)
         parts = torch.split(flat, [tensor.numel() for tensor in message])
         for tensor, part in zip(message, parts, strict=True):
-            # what is expanded (stride 0) is written once
             once = tuple(slice(None if s else 1) for s in tensor.stride())
-            # data: backward may still want the module as it was in forward
+            # .data: backward may still want the module as it was in forward
             tensor.data[once].copy_(part.view(tensor.shape)[once])
 
 
@@ -60,31 +59,27 @@ def verify_replicas(
     """Raise `ValueError` on every rank unless the ranks hold equal replicas.
 
     The error names the first parameter or buffer that differs in name, shape,
-    dtype, kind of device, `requires_grad` or, with `values`, in any bit. Only
-    digests (#…) travel, whatever the size of the module.
+    dtype, device type, `requires_grad` or values. Only digests (#…) travel.
     """
     check_group(process_group)
     group = process_group or dist.group.WORLD
     ranks = dist.get_process_group_ranks(group)
     own = list(_fingerprints(module, values))
-    replicas = [own for _ in ranks]
+    replicas = [own] * len(ranks)
     where = next(module.parameters(), torch.empty(0))
     with torch.cuda.device_of(where):  # type: ignore[no-untyped-call]
-        dist.all_gather_object(replicas, own, group=process_group)
-    for tensors in zip_longest(*replicas, fillvalue="nothing"):
-        for rank, tensor in zip(ranks, tensors, strict=True):
-            if tensor != tensors[0]:
-                raise ValueError(
-                    f"replicas differ: {tensors[0]} on rank {ranks[0]}, "
-                    f"{tensor} on rank {rank}"
-                )
+        dist.all_gather_object(replicas, own, group=group)
+    for lines in zip_longest(*replicas, fillvalue="nothing"):
+        for rank, line in zip(ranks, lines, strict=True):
+            if line != lines[0]:
+                both = f"{lines[0]} on rank {ranks[0]}, {line} on rank {rank}"
+                raise ValueError(f"replicas differ: {both}")
     backends = dist.get_backend_config(group)
     for name, parameter in module.named_parameters():
         if f"{parameter.device.type}:" not in backends:
             raise ValueError(
-                f"parameter {name!r} is on {parameter.device}, for which the "
-                f"process group has no backend (it has {backends}): call "
-                "module.to(device) first"
+                f"parameter {name!r} is on {parameter.device}, but the process "
+                f"group only has {backends}: call module.to(device) first"
             )
 
 
@@ -92,8 +87,7 @@ def _fingerprints(module: nn.Module, values: bool) -> Iterator[str]:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         about = f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}"
-        if tensor.requires_grad:
-            about += " trained"
+        about += " trained" if tensor.requires_grad else ""
         if values and not tensor.is_meta:
             flat = tensor.detach().contiguous().reshape(-1)
             data = flat.view(torch.uint8).cpu().numpy().data

@@ -121,8 +121,8 @@ EXPECTED = {
     r"parameter 'weight' \(.* (cpu|cuda) #.*\) on rank 1",
     "device": r"replicas differ: parameter 'weight' \(.* (cpu|cuda) .*\) on rank 0, "
     r"parameter 'weight' \(.* meta .*\) on rank 1",
-    "meta": r"parameter 'weight' is on meta, for which the process group has no backend \(it has "
-    r"(cpu:gloo,)?cuda:(gloo|nccl)\): call module.to\(device\) first",
+    "meta": r"parameter 'weight' is on meta, but the process group only has "
+    r"(cpu:gloo,)?cuda:(gloo|nccl): call module.to\(device\) first",
 }
 
 
