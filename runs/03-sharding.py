@@ -2,32 +2,37 @@
 # # Sharding the data
 #
 # Which rank trains on which samples. This run cuts data into shards, shows what waits when they
-# are uneven, compares samplers, takes the sentence pairs of MRPC from text to batches, counts what
-# padding costs, evaluates exactly, and goes on in the middle of an epoch.
+# are uneven, compares samplers, evaluates exactly and trains with the book's program. Then it takes
+# the sentence pairs of MRPC from text to batches, counts what padding costs, lets loader workers
+# draw random numbers, goes on in the middle of an epoch, and reads streams.
 
 # %% name="setup"
-import functools
 import itertools
 import math
+import os
 import re
+import runpy
+import subprocess
+import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from datasets import Dataset
+from datasets import IterableDataset as Stream
 from datasets.distributed import split_dataset_by_node
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data import DistributedSampler as TorchSampler
 
 import miniddp
 from book import FOREGROUND, MUTED, data_dir, figure, provenance, record, show_ranks, table
-from miniddp.data import build_loader, collate, encode, load_mrpc, to_device
+from miniddp.data import build_loader, collate, encode, load_mrpc
 from miniddp.launch import RanksTimedOut
-from miniddp.model import load_model, load_tokenizer
+from miniddp.model import load_tokenizer
 from miniddp.options import Options
 from miniddp.process import device
 from miniddp.sampler import (
@@ -36,12 +41,15 @@ from miniddp.sampler import (
     epoch_order,
     shard,
 )
-from miniddp.train import evaluate
+from miniddp.text import build_language_model, load_text
 
 provenance(device=device(), world_size=[2, 3, 4], backend="gloo")
+sequences, held_out = load_text()
 pairs = load_mrpc(data_dir())
 test_pairs = load_mrpc(data_dir(), "test")
 SAMPLES = list(range(10))
+JOINED = 36  # the batch of the book's program, of all ranks together
+record(sequences=len(sequences), held_out=len(held_out))
 
 
 def say(text: str) -> None:
@@ -162,40 +170,29 @@ assert all("would take [3, 3, 4] steps" in error for error in checked)
 show_ranks(checked)
 
 # %% [markdown]
-# On the real training pairs: batches of 8 for each rank, an incomplete last batch dropped. Whether
-# the split works depends on the number of ranks.
+# On the sequences of the book's program, whose batch of 36 the ranks share. An incomplete last
+# batch is dropped. Whether the split works depends on the number of ranks.
 
-# %% name="mrpc-steps"
-BATCH = 8
+# %% name="depends"
 rows = []
 for world_size in range(2, 9):
     first, last = (
-        len(last_takes_the_rest(len(pairs), world_size, rank)) for rank in (0, world_size - 1)
+        len(last_takes_the_rest(len(sequences), world_size, rank)) for rank in (0, world_size - 1)
     )
-    verdict = "equal" if first // BATCH == last // BATCH else "waits"
-    numbers = f"{first} and {last}", f"{first // BATCH} and {last // BATCH}"
-    rows.append([world_size, *numbers, verdict])
-assert {row[-1] for row in rows} == {"equal", "waits"}
-table(rows, ["ranks", "pairs", "batches", ""], align="rrrl")
+    steps = [length // (JOINED // world_size) for length in (first, last)]
+    verdict = "equal" if steps[0] == steps[1] else "waits"
+    rows.append([world_size, f"{first} and {last}", f"{steps[0]} and {steps[1]}", verdict])
+assert [row[-1] for row in rows] == ["equal"] * 6 + ["waits"]
+table(rows, ["ranks", "sequences", "batches", ""], align="rrrl")
 
 # %% [markdown]
 # ## Shards
-
-# %% name="shards"
-for name, contiguous in (("contiguous", True), ("strided", False)):
-    shards = [shard(len(SAMPLES), 3, rank, contiguous) for rank in range(3)]
-    assert sorted(itertools.chain(*shards)) == SAMPLES
-    print(f"{name}:")
-    for rank, positions in enumerate(shards):
-        print(f"  rank {rank}: {spaced(positions)}")
-
-# %% [markdown]
+#
 # With strided shards, every step joins the batch that one process would take.
 
 # %% name="joined"
-WORLD_SIZE = 4
-order = epoch_order(len(pairs), shuffle=True, seed=0, epoch=0)
-steps = len(order) // (WORLD_SIZE * BATCH)
+WORLD_SIZE, BATCH = 4, JOINED // 4
+steps = len(sequences) // JOINED
 
 
 def in_step(positions: Sequence[int], step: int) -> Sequence[int]:
@@ -204,17 +201,17 @@ def in_step(positions: Sequence[int], step: int) -> Sequence[int]:
 
 agreeing = {}
 for contiguous in (False, True):
-    shards = [shard(len(order), WORLD_SIZE, rank, contiguous) for rank in range(WORLD_SIZE)]
+    shards = [shard(len(sequences), WORLD_SIZE, rank, contiguous) for rank in range(WORLD_SIZE)]
     agreeing[contiguous] = sum(
         sorted(position for positions in shards for position in in_step(positions, step))
-        == list(range(step * WORLD_SIZE * BATCH, (step + 1) * WORLD_SIZE * BATCH))
+        == list(range(step * JOINED, (step + 1) * JOINED))
         for step in range(steps)
     )
 assert agreeing == {False: steps, True: 0}
 record(
     ranks=WORLD_SIZE,
     batch=BATCH,
-    joined_batch=WORLD_SIZE * BATCH,
+    joined_batch=JOINED,
     steps=steps,
     joined_strided=agreeing[False],
     joined_contiguous=agreeing[True],
@@ -246,13 +243,13 @@ record(compared=compared, indices_compared=indices_compared)
 # %% [markdown]
 # ### Without it
 #
-# Two ranks, the same seed, `shuffle=True`: both read the same pairs.
+# Two ranks, the same seed, `shuffle=True`: both read the same sequences.
 
 
 # %% name="without-sampler"
 def read_epoch(rank: int, use_sampler: bool) -> list[list[int]]:
     miniddp.set_seed(0)
-    indices = range(len(pairs))
+    indices = range(len(sequences))
     choose = {"sampler": DistributedSampler(indices)} if use_sampler else {"shuffle": True}
     loader = DataLoader(indices, batch_size=4, **choose)
     batches = [batch.tolist() for batch in loader]
@@ -269,8 +266,8 @@ show_ranks(without)
 # %% name="with-sampler"
 with_sampler = miniddp.run_ranks(read_epoch, 2, True)
 first, second = (set(itertools.chain(*batches)) for batches in with_sampler)
-assert len(first & second) <= 1, "one pair is read twice if their number is odd"
-assert len(first | second) == len(pairs)
+assert not first & second, "their number is even"
+assert len(first | second) == len(sequences)
 assert len(with_sampler[0]) <= len(without[0]) / 2 + 1
 show_ranks(with_sampler)
 
@@ -304,19 +301,6 @@ assert Counter(padded) - Counter(SAMPLES) == Counter([0, 1])
 assert set(SAMPLES) - set(dropped) == {9}
 table(rows, ["rank", "padded", "drop_last"], align="rll")
 
-# %% name="pad-or-drop-mrpc"
-repeated_at = {n: -len(pairs) % n for n in (2, 3, 7, 8, 64, 1024)}
-dropped_at = {n: len(pairs) % n for n in repeated_at}
-for n in repeated_at:
-    read_in_all = every_rank(n, lambda rank, n=n: DistributedSampler(pairs, n, rank))
-    kept_in_all = every_rank(
-        n, lambda rank, n=n: DistributedSampler(pairs, n, rank, drop_last=True)
-    )
-    assert len(read_in_all) - len(set(read_in_all)) == repeated_at[n]
-    assert len(pairs) - len(set(kept_in_all)) == dropped_at[n]
-rows = [[n, math.ceil(len(pairs) / n), repeated_at[n], dropped_at[n]] for n in repeated_at]
-table(rows, ["ranks", "samples per rank, padded", "repeated", "or dropped"], align="rrrr")
-
 # %% [markdown]
 # ### Different seeds
 #
@@ -327,11 +311,12 @@ rows = []
 for world_size in (2, 4, 8):
     times = Counter(
         every_rank(
-            world_size, lambda rank, n=world_size: DistributedSampler(pairs, n, rank, seed=rank)
+            world_size,
+            lambda rank, n=world_size: DistributedSampler(sequences, n, rank, seed=rank),
         )
     )
-    never = 1 - len(times) / len(pairs)
-    twice = sum(count > 1 for count in times.values()) / len(pairs)
+    never = 1 - len(times) / len(sequences)
+    twice = sum(count > 1 for count in times.values()) / len(sequences)
     expected = (1 - 1 / world_size) ** world_size
     assert abs(never - expected) < 0.05
     assert twice > 0.1
@@ -340,38 +325,96 @@ for world_size in (2, 4, 8):
 table(rows, ["ranks", "read by no rank", "read more than once", "(1 − 1/N)^N"], align="rrrr")
 
 # %% [markdown]
-# ### More ranks than samples
+# ## Exact evaluation
+#
+# A model that has trained a little, on one process. The loss of each held-out sequence is computed
+# once; then different ways to share the sequences are counted.
 
-# %% name="empty-shard"
-FEW = range(3)
-print("shard:", [len(shard(len(FEW), 8, rank)) for rank in range(8)])
-print("torch, padded:", every_rank(8, lambda rank: TorchSampler(FEW, 8, rank, shuffle=False)))
-torch_dropping = [TorchSampler(FEW, 8, rank, drop_last=True) for rank in range(8)]
-assert all(list(sampler) == [] for sampler in torch_dropping)
-print("torch, drop_last:", [len(sampler) for sampler in torch_dropping])
-try:
-    DistributedSampler(FEW, 8, 0, drop_last=True)
-    raise AssertionError("an empty shard was accepted")
-except ValueError as error:
-    print(textwrap.fill(f"miniddp, drop_last: ValueError: {error}", 72, subsequent_indent="  "))
+
+# %% name="model"
+def trained(number_of_steps: int) -> nn.Module:
+    miniddp.set_seed(0)
+    model = build_language_model().to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for part in sequences.to(device()).split(JOINED)[:number_of_steps]:
+        model(input_ids=part, labels=part).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@torch.no_grad()
+def loss_of(model: nn.Module, sequence: torch.Tensor) -> float:
+    one = sequence[None].to(device())
+    return model(input_ids=one, labels=one).loss.item()
+
+
+torch.set_num_threads(1)  # not slowed down by other programs on the machine
+model = trained(40)
+losses = [loss_of(model, sequence) for sequence in held_out]
+
+
+# %% name="padded-loss"
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+rows, wrong = [], {"padded": [], "of ranks": []}
+for number, world_size in ((len(losses), 4), (len(losses), 64), (50, 4), (50, 16), (50, 32)):
+    part = losses[:number]
+    padded = every_rank(
+        world_size, lambda rank, n=world_size, p=part: DistributedSampler(p, n, rank, False)
+    )
+    exact = [[part[i] for i in shard(number, world_size, rank)] for rank in range(world_size)]
+    ways = mean([part[i] for i in padded]), mean([mean(own) for own in exact])
+    summed = math.fsum(itertools.chain(*exact)) / sum(map(len, exact))
+    assert summed == mean(part)
+    wrong["padded"].append(abs(ways[0] - summed))
+    wrong["of ranks"].append(abs(ways[1] - summed))
+    rows.append([number, world_size, len(padded), *(f"{v:.3f}" for v in (*ways, summed))])
+assert all(max(errors) > 0.005 for errors in wrong.values())
+table(
+    rows,
+    ["sequences", "ranks", "read", "padded", "mean of ranks", "exact"],
+    align="rrrrrr",
+)
+
+
+# %% name="exact-evaluation"
+def evaluate_on(rank: int) -> int:
+    mine = build_language_model().to(device())
+    mine.load_state_dict(weights)
+    own = len(shard(len(held_out), dist.get_world_size(), rank))
+    print(f"reads {own} sequences", flush=True)
+    runpy.run_path("stages/3_sharding.py")["evaluate"](mine, held_out)
+    return own
+
+
+weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+evaluated = miniddp.run_ranks(evaluate_on, 4)
+assert sum(evaluated) == len(held_out)
+assert len(set(evaluated)) > 1, "the shards differ in length"
+assert evaluated.outputs[0].splitlines()[-1] == f"held-out loss {mean(losses):.4f}"
+record(alone=mean(losses))
+show_ranks(evaluated)
 
 # %% [markdown]
-# ### What `datasets` brings
+# ## The program of this chapter
 
-# %% name="datasets-shards"
-ten = Dataset.from_dict({"sample": SAMPLES})
-ways = {
-    "shard": lambda rank: ten.shard(3, rank),
-    "shard, contiguous=False": lambda rank: ten.shard(3, rank, contiguous=False),
-    "split_dataset_by_node": lambda rank: split_dataset_by_node(ten, rank, 3),
-}
-rows = []
-for name, part in ways.items():
-    parts = [part(rank)["sample"][:] for rank in range(3)]
-    assert sorted(itertools.chain(*parts)) == SAMPLES
-    assert len({len(samples) for samples in parts}) > 1
-    rows.append([name, *map(spaced, parts)])
-table(rows, ["", "rank 0", "rank 1", "rank 2"], align="llll")
+# %% name="stage"
+command = "torchrun --standalone --nproc_per_node=2 stages/3_sharding.py"
+print(f"$ {command}")
+launched = subprocess.run(
+    [sys.executable, "-m", "torch.distributed.run", *command.split()[1:]],
+    env={**os.environ, "OMP_NUM_THREADS": "1"},
+    capture_output=True,
+    text=True,
+    timeout=600,
+)
+assert launched.returncode == 0, launched.stderr
+print(launched.stdout, end="")
+printed = re.findall(r"loss (\d+\.\d+)", launched.stdout)
+assert float(printed[-1]) < float(printed[0]) - 0.5, "the held-out loss is below that of step 20"
 
 # %% [markdown]
 # ## MRPC, from text to batches
@@ -391,11 +434,11 @@ record(
 # A small tokenizer, trained on the training sentences: a recording must not depend on a download.
 
 # %% name="tokens"
+BATCH = 8  # pairs, of each rank
 options = Options(model="tiny", batch_size=BATCH)
 sentences = pairs["sentence1"][:] + pairs["sentence2"][:]
 tokenizer = load_tokenizer(sentences, "tiny", pretrained=False)
 encoded = encode(pairs, tokenizer, options.max_length)
-encoded_test = encode(test_pairs, tokenizer, options.max_length)
 first_tokens = encoded[0]["input_ids"][:8]
 print(first_tokens, "…")
 print([tokenizer.decode(token) for token in first_tokens], "…")
@@ -446,6 +489,7 @@ def padding_share(
     return 100 * (1 - real / total)
 
 
+order = epoch_order(len(pairs), shuffle=True, seed=0, epoch=0)
 shuffled = [lengths[i] for i in order]
 ways = {
     "the longest pair of all": lambda _: padded_to(lengths, 8),
@@ -461,7 +505,7 @@ assert of_batch < by_8 < by_32 < all_pairs
 assert (by_8 - of_batch) < of_batch / 2
 measured = collate([encoded[i] for i in order[:BATCH]], tokenizer)
 assert measured["input_ids"].shape[1] == padded_to(shuffled[:BATCH], 8)
-record(padding_of_batch=of_batch, padding_by_8=by_8, padding_added_by_8=by_8 - of_batch)
+record(pairs_in_batch=BATCH, padding_of_batch=of_batch, padding_added_by_8=by_8 - of_batch)
 table(
     [[name, f"{shares[name]:.1f}", shapes[name]] for name in ways],
     ["every row is padded to", "padding, %", "different lengths"],
@@ -502,28 +546,7 @@ axes.legend()
 figure(fig)
 
 # %% name="padding-values"
-record(
-    padding_sorted=curves["sorted by length, multiple of 8"][SIZES.index(BATCH)],
-    padding_one=curves["shuffled, multiple of 8"][0],
-    padding_64=curves["shuffled, multiple of 8"][-1],
-)
-
-# %% [markdown]
-# Ranks with long pairs are slower. If a step takes as long as its tokens are many, the others wait.
-
-# %% name="waiting"
-widths = [
-    [padded_to([lengths[order[i]] for i in positions], 8) for positions in by_rank]
-    for step in range(steps)
-    for by_rank in [
-        [in_step(shard(len(order), WORLD_SIZE, rank), step) for rank in range(WORLD_SIZE)]
-    ]
-]
-slowest = sum(map(max, widths))
-mean_width = sum(sum(width) / WORLD_SIZE for width in widths)
-waiting = 100 * (1 - mean_width / slowest)
-assert 0 < waiting < 50
-record(waiting=waiting)
+record(padding_sorted=curves["sorted by length, multiple of 8"][SIZES.index(BATCH)])
 
 # %% [markdown]
 # ## The loader
@@ -555,7 +578,8 @@ show_ranks(loaders)
 # %% [markdown]
 # ### Workers
 #
-# Each sample draws a random number, as augmentation would. The loader has two workers.
+# Each sample draws a random number, as augmentation would. The loader has two workers, which take
+# their seeds from the loader's generator, or from the rank's if the loader has none.
 
 
 # %% name="worker-seeds"
@@ -563,121 +587,47 @@ class Noise(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 8
 
-    def __getitem__(self, index: int) -> str:
-        return f"sample {index} draws {torch.rand(()).item():.4f}"
+    def __getitem__(self, index: int) -> float:
+        return torch.rand(()).item()
 
 
-def draw(rank: int, own_seed: bool) -> list[str]:
-    miniddp.set_seed(0, rank_offset=rank if own_seed else 0)
-    sampler = DistributedSampler(Noise(), shuffle=False)
+def draw(rank: int, offset: int, make_generator: Callable | None) -> list[str]:
+    miniddp.set_seed(0, rank_offset=offset * rank)
     loader = DataLoader(
-        Noise(), batch_size=1, sampler=sampler, num_workers=2, multiprocessing_context="fork"
+        Noise(),
+        batch_size=None,
+        sampler=DistributedSampler(Noise(), shuffle=False),
+        num_workers=2,
+        multiprocessing_context="fork",
+        generator=make_generator and make_generator(rank),
     )
-    lines = [line for batch in loader for line in batch]
-    print("\n".join(lines))
-    return [line.split()[-1] for line in lines]
+    return [f"{number:.4f}" for number in loader]
 
 
-same_noise = miniddp.run_ranks(draw, 2, False)
-assert same_noise[0] == same_noise[1], "the same seed for the workers of both ranks"
-show_ranks(same_noise)
-
-# %% name="worker-seeds-own"
-own_noise = miniddp.run_ranks(draw, 2, True)
-assert not set(own_noise[0]) & set(own_noise[1])
-show_ranks(own_noise)
-
-# %% [markdown]
-# ## Exact evaluation
-#
-# A model that has trained a little, on one process. Which test pairs it gets right is computed
-# once; then different ways to share the pairs are counted.
-
-
-# %% name="model"
-def trained(number_of_steps: int) -> nn.Module:
-    miniddp.set_seed(0)
-    model = load_model("tiny", pretrained=False).to(device())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for i in range(number_of_steps):
-        rows = [encoded[j] for j in order[i * 16 : (i + 1) * 16]]
-        model(**to_device(collate(rows, tokenizer))).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval()
-
-
-@torch.no_grad()
-def verdicts(model: nn.Module, rows: Dataset) -> list[bool]:
-    """Which rows the model classifies correctly."""
-    loader = DataLoader(rows, 32, collate_fn=functools.partial(collate, tokenizer=tokenizer))
-    right: list[Tensor] = []
-    for batch in map(to_device, loader):
-        right.append(model(**batch).logits.argmax(dim=-1) == batch["labels"])
-    return torch.cat(right).tolist()
-
-
-torch.set_num_threads(1)  # not slowed down by other programs on the machine
-model = trained(40)
-right = verdicts(model, encoded_test)
-record(correct=sum(right), accuracy=100 * sum(right) / len(right))
-
-
-# %% name="padded-accuracy"
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-rows, errors = [], {}
-for number, world_size in ((len(right), 4), (len(right), 64), (100, 8), (100, 64), (50, 32)):
-    part = right[:number]
-    read = [list(DistributedSampler(part, world_size, r, shuffle=False)) for r in range(world_size)]
-    exact = [shard(number, world_size, rank) for rank in range(world_size)]
-    counted = [part[i] for indices in read for i in indices]
-    of_ranks = mean([mean([part[i] for i in indices]) for indices in exact])
-    summed = sum(part[i] for indices in exact for i in indices) / sum(map(len, exact))
-    assert summed == mean(part)
-    errors[number, world_size] = 100 * (mean(counted) - mean(part))
-    accuracies = [f"{100 * value:.2f}" for value in (mean(counted), of_ranks, summed)]
-    rows.append([number, world_size, len(counted), *accuracies])
-assert max(map(abs, errors.values())) > 0.1
-table(
-    rows,
-    ["pairs", "ranks", "read", "padded", "mean of ranks", "exact"],
-    align="rrrrrr",
-)
-
-# %% name="exact-evaluation"
-NUMBER = 99
-
-
-def evaluate_on(rank: int) -> tuple[int, float]:
-    miniddp.set_seed(0)
-    mine = load_model("tiny", pretrained=False).to(device())
-    mine.load_state_dict(weights)
-    part = encoded_test.select(range(NUMBER))
-    own = len(shard(NUMBER, 4, rank))
-    _, accuracy = evaluate(mine, part, tokenizer, batch_size=BATCH)
-    print(f"reads {own} pairs in {math.ceil(own / BATCH)} batches")
-    print(f"accuracy of all ranks: {accuracy:.6f}")
-    return own, accuracy
-
-
-weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-evaluated = miniddp.run_ranks(evaluate_on, 4)
-own, accuracies = zip(*evaluated, strict=True)
-assert sum(own) == NUMBER
-assert len(set(own)) > 1, "the shards differ in length"
-assert len(set(accuracies)) == 1
-assert accuracies[0] == sum(right[:NUMBER]) / NUMBER
-record(evaluated=NUMBER, evaluated_correct=sum(right[:NUMBER]))
-show_ranks(evaluated)
+cases = {
+    "the same on all ranks | none": (0, None),
+    "another on each rank | none": (1, None),
+    "another on each rank | Generator()": (1, lambda rank: torch.Generator()),
+    "the same on all ranks | Generator().manual_seed(rank)": (
+        0,
+        lambda rank: torch.Generator().manual_seed(rank),
+    ),
+}
+rows, drawn = [], []
+for case, arguments in cases.items():
+    ranks = miniddp.run_ranks(draw, 2, *arguments)
+    drawn.append("equal" if ranks[0] == ranks[1] else "different")
+    if drawn[-1] == "different":
+        assert not set(ranks[0]) & set(ranks[1])
+    rows.append([*case.split(" | "), *(spaced(numbers[:2]) for numbers in ranks), drawn[-1]])
+assert drawn == ["equal", "different", "equal", "different"]
+table(rows, ["seed", "generator of the loader", "rank 0", "rank 1", ""], align="lllll")
 
 
 # %% [markdown]
 # ## Go on in the middle of an epoch
 #
-# Two ranks, sixteen samples, batches of two. After two batches the program is ended.
+# Two ranks, sixteen samples, batches of two. After two batches the program ends.
 
 
 # %% name="resume"
@@ -769,3 +719,177 @@ for workers in (0, 2):
 assert ahead[0] == batches_done * 2 < ahead[2]
 assert sampler.state_dict(consumed=batches_done * 2)["consumed"] == batches_done * 2
 del iterator
+
+# %% [markdown]
+# ### More ranks than samples
+
+# %% name="empty-shard"
+FEW = range(3)
+print("shard:", [len(shard(len(FEW), 8, rank)) for rank in range(8)])
+print("torch, padded:", every_rank(8, lambda rank: TorchSampler(FEW, 8, rank, shuffle=False)))
+torch_dropping = [TorchSampler(FEW, 8, rank, drop_last=True) for rank in range(8)]
+assert all(list(sampler) == [] for sampler in torch_dropping)
+print("torch, drop_last:", [len(sampler) for sampler in torch_dropping])
+try:
+    DistributedSampler(FEW, 8, 0, drop_last=True)
+    raise AssertionError("an empty shard was accepted")
+except ValueError as error:
+    print(textwrap.fill(f"miniddp, drop_last: ValueError: {error}", 72, subsequent_indent="  "))
+
+# %% [markdown]
+# ### What `datasets` brings
+
+# %% name="datasets-shards"
+ten = Dataset.from_dict({"sample": SAMPLES})
+ways = {
+    "shard": lambda rank: ten.shard(3, rank),
+    "shard, contiguous=False": lambda rank: ten.shard(3, rank, contiguous=False),
+    "split_dataset_by_node": lambda rank: split_dataset_by_node(ten, rank, 3),
+}
+rows = []
+for name, part in ways.items():
+    parts = [part(rank)["sample"][:] for rank in range(3)]
+    assert sorted(itertools.chain(*parts)) == SAMPLES
+    assert len({len(samples) for samples in parts}) > 1
+    rows.append([name, *map(spaced, parts)])
+table(rows, ["", "rank 0", "rank 1", "rank 2"], align="llll")
+
+# %% [markdown]
+# ## Streams
+#
+# A data set that can only be read from its beginning to its end has no sampler. Six samples, one
+# rank, a loader with two workers.
+
+
+# %% name="stream-workers"
+class Numbers(IterableDataset):
+    """Every worker reads all of them."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+class SharedNumbers(IterableDataset):
+    """Every worker of every rank reads its own."""
+
+    def __init__(self, world_size: int, rank: int):
+        self.world_size, self.rank = world_size, rank
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        workers, worker = (info.num_workers, info.id) if info else (1, 0)
+        number = self.rank * workers + worker
+        return itertools.islice(range(6), number, None, self.world_size * workers)
+
+
+def read_by(dataset: IterableDataset, workers: int = 2) -> list[int]:
+    return list(DataLoader(dataset, None, num_workers=workers, multiprocessing_context="fork"))
+
+
+whole = read_by(Numbers())
+parts = [read_by(SharedNumbers(1, 0)), read_by(SharedNumbers(2, 0)), read_by(SharedNumbers(2, 1))]
+assert sorted(whole) == sorted([*range(6), *range(6)])
+assert sorted(parts[0]) == sorted(parts[1] + parts[2]) == list(range(6))
+print("Numbers:                 ", spaced(whole))
+print("SharedNumbers, one rank: ", spaced(parts[0]))
+for rank in range(2):
+    print(f"SharedNumbers, rank {rank}:   ", spaced(parts[rank + 1]))
+
+
+# %% [markdown]
+# The same with `datasets`: files of four samples, two ranks.
+
+
+# %% name="stream-files"
+def read_files(files: list[int]) -> Iterator[dict[str, int]]:
+    for file in files:
+        opened.append(file)
+        yield from ({"sample": 4 * file + i} for i in range(4))
+
+
+def stream_of(files: int) -> Stream:
+    return Stream.from_generator(read_files, gen_kwargs={"files": list(range(files))})
+
+
+def samples_in(stream: Iterable[dict[str, int]]) -> list[int]:
+    return [row["sample"] for row in stream]
+
+
+rows = []
+for files in (4, 3):
+    parts = []
+    for rank in range(2):
+        opened: list[int] = []
+        parts.append(samples_in(split_dataset_by_node(stream_of(files), rank, 2)))
+        rows.append([files, rank, spaced(dict.fromkeys(opened)), spaced(parts[-1])])
+    assert sorted(itertools.chain(*parts)) == list(range(4 * files))
+assert [row[2] for row in rows] == ["0 2", "1 3", "0 1 2", "0 1 2"]
+table(rows, ["files", "rank", "opens", "samples"], align="rrll")
+
+# %% name="stream-epochs"
+shuffled_stream = stream_of(4).shuffle(seed=0, buffer_size=4)
+read = {}
+for where in ("before the split", "on the part"):
+    for epoch in range(2):
+        if where == "before the split":
+            shuffled_stream.set_epoch(epoch)
+        part = split_dataset_by_node(shuffled_stream, 0, 2)
+        if where == "on the part":
+            part.set_epoch(epoch)
+        read[where, epoch] = samples_in(part)
+assert read["before the split", 0] == read["before the split", 1]
+assert read["on the part", 0] != read["on the part", 1]
+table(
+    [[where, epoch, spaced(samples)] for (where, epoch), samples in read.items()],
+    ["set_epoch", "epoch", "rank 0 reads"],
+    align="lrl",
+)
+
+
+# %% name="stream-resume"
+def resumed(stream: Stream) -> tuple[list[int], list[int]]:
+    """What is read before the state is saved after three samples, and after it is loaded."""
+    part = split_dataset_by_node(stream, 0, 2)
+    before = samples_in(itertools.islice(part, 3))
+    again = split_dataset_by_node(stream, 0, 2)
+    again.load_state_dict(part.state_dict())
+    return before, samples_in(again)
+
+
+rows = []
+for name, stream in (("as stored", stream_of(4)), ("shuffled", shuffled_stream)):
+    stream.set_epoch(0)
+    before, after = resumed(stream)
+    missing = set(samples_in(split_dataset_by_node(stream, 0, 2))) - {*before, *after}
+    rows.append([name, spaced(before), spaced(after), len(missing)])
+assert rows[0][-1] == 0 < rows[1][-1]
+table(rows, ["stream", "before", "after", "never read"], align="lllr")
+
+
+# %% [markdown]
+# Parts of a stream may be unequal. A small all-reduce before each step ends the epoch on all ranks
+# when one has nothing left.
+
+
+# %% name="stream-together"
+def while_all_have_one(batches: Iterable) -> Iterator:
+    iterator = iter(batches)
+    while True:
+        batch = next(iterator, None)
+        has_one = torch.tensor(batch is not None, dtype=torch.int32, device=device())
+        dist.all_reduce(has_one, op=dist.ReduceOp.MIN)
+        if not has_one:
+            return
+        yield batch
+
+
+def steps_of_stream(rank: int) -> int:
+    own = SharedNumbers(4, rank)
+    taken = len(list(while_all_have_one(own)))
+    print(f"has {len(list(own))} samples, takes {taken} steps")
+    return taken
+
+
+taken = miniddp.run_ranks(steps_of_stream, 4)
+assert list(taken) == [1, 1, 1, 1]
+show_ranks(taken)

@@ -181,7 +181,8 @@ def build_loader(
         collate_fn=functools.partial(collate, tokenizer=tokenizer),
         drop_last=True,
         pin_memory=device().type == "cuda",
-        generator=torch.Generator(),  # its own: draws none of training's
+        # Its own generator: it draws none of training's numbers.
+        generator=torch.Generator().manual_seed(options.seed + get("rank")),
     )
 
 

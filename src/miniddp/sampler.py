@@ -1,8 +1,7 @@
-"""Which samples each rank reads: equal shares to train on, exact to evaluate.
+"""Which samples each rank reads.
 
-`DistributedSampler` is for training. To evaluate, give a `DataLoader`
-`sampler=shard(len(dataset), world_size, rank)`: every sample once. These shares
-may be unequal or empty: add up on each rank, and reduce once at the end.
+To train: `DistributedSampler`, equal shares. To evaluate: a `DataLoader` with
+`sampler=shard(len(dataset), world_size, rank)`, which reads every sample once.
 """
 
 import math
@@ -20,11 +19,8 @@ from miniddp.process import Group, device
 def shard(
     length: int, world_size: int, rank: int, contiguous: bool = False
 ) -> range:
-    """The positions, out of `length`, that belong to `rank`.
-
-    Every `world_size`-th, or one `contiguous` block. Lengths differ by one at
-    most. Raises `ValueError` for a rank outside 0..`world_size` - 1.
-    """
+    """The positions, out of `length`, of `rank`: every `world_size`-th, or one
+    `contiguous` block. Lengths differ by one at most, and may be 0."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0..{world_size - 1}, not {rank}")
     if contiguous:
@@ -53,9 +49,8 @@ def equalise(
 class DistributedSampler(Sampler[int]):
     """The indices of torch's `DistributedSampler`, and a state to resume from.
 
-    Each rank reads `num_samples` samples an epoch: without `drop_last` some
-    are read twice. Call `set_epoch` before each epoch for another shuffle.
-    Raises `ValueError` for a bad rank and for a dataset that leaves it nothing.
+    Without `drop_last` some samples are read twice. Raises `ValueError` for a
+    bad rank and for a dataset that leaves it nothing.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class DistributedSampler(Sampler[int]):
             yield order[position]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle. A loaded state keeps its place in its epoch."""
+        """Choose the shuffle. In the epoch of a loaded state, keep its place."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.consumed = self._start = 0
@@ -104,9 +99,8 @@ class DistributedSampler(Sampler[int]):
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """The place in the data, the same for every rank, to save after a step.
 
-        `consumed`: how many samples of this epoch this rank has trained on, by
-        default how many it was given. A `DataLoader` with workers asks for
-        batches ahead of the training: then pass `batches * batch_size`.
+        `consumed`: a rank's samples of this epoch, by default those given out.
+        Workers of a `DataLoader` ask ahead: pass `batches_done * batch_size`.
         """
         consumed = self.consumed if consumed is None else consumed
         return {
@@ -120,10 +114,8 @@ class DistributedSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration where `state` was saved.
-
-        Raises `ValueError`, and changes nothing, for a state of other data, of
-        another world size or shuffle: there a place has other samples.
+        """Begin the next iteration where `state` was saved. Raises
+        `ValueError`, and changes nothing, where that place has other samples.
         """
         for name, now in self.state_dict().items():
             saved = state.get(name)
@@ -136,11 +128,7 @@ class DistributedSampler(Sampler[int]):
 
 
 def check_equal_steps(steps: int, process_group: Group = None) -> None:
-    """Raise `ValueError` on every rank unless all will take as many `steps`.
-
-    Call it before an epoch, for example with `len(loader)`: a rank with a step
-    more would wait in its all-reduce for ranks that have gone on.
-    """
+    """Raise `ValueError` on every rank unless all will take as many `steps`."""
     size = dist.get_world_size(process_group)
     counts = torch.zeros(size, dtype=torch.int64, device=device())
     counts[dist.get_rank(process_group)] = steps
