@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Ranks, groups, launching
+# # Two processes
 #
 # One program, started several times. This run launches it with torchrun on one node and on two,
 # reads what the launcher tells each process, breaks the start in several ways, makes process
@@ -53,12 +53,36 @@ def free_port() -> int:
 
 
 # %% [markdown]
+# ## Without a launcher
+
+# %% name="no-launcher"
+STAGES = Path(hello.__file__).parent.parent / "stages"
+TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+without = {name: value for name, value in os.environ.items() if name not in TOLD}
+alone = subprocess.run(
+    [sys.executable, STAGES / "1_average.py"],
+    env=without, capture_output=True, text=True, timeout=120,
+)  # fmt: skip
+message = last_line(alone.stderr)
+assert "environment variable RANK expected" in message
+say(message)
+
+# %% name="no-address"
+try:
+    with mock.patch.dict(os.environ, without, clear=True):
+        dist.init_process_group("gloo", rank=0, world_size=2)
+except ValueError as error:
+    message = f"ValueError: {error}"
+assert "environment variable MASTER_ADDR expected" in message
+say(message)
+
+# %% [markdown]
 # ## One program, two processes
 
 
 # %% name="hello"
 def launch(*nodes: Sequence[str]) -> list[str]:
-    """Starts one torchrun for each node, all at once; the text of each rank, in order."""
+    """Starts one torchrun for each node, all at once; what the ranks printed, in their order."""
     with tempfile.TemporaryDirectory() as folder:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--redirects=3"]
         launchers = [
@@ -71,13 +95,13 @@ def launch(*nodes: Sequence[str]) -> list[str]:
         ]
         try:
             for launcher in launchers:
-                errors = launcher.communicate(timeout=60)[1]
+                errors = launcher.communicate(timeout=240)[1]
                 assert launcher.returncode == 0, errors
         finally:
             for launcher in launchers:
                 launcher.kill()
         texts = [path.read_text() for path in Path(folder).rglob("stdout.log")]
-        return sorted(texts, key=lambda text: int(re.search(r"\d+", text)[0]))
+        return sorted(filter(None, texts), key=lambda text: int(re.search(r"\d+", text)[0]))
 
 
 greetings = launch(["--standalone", "--nproc_per_node=2", hello.__file__])
@@ -87,6 +111,21 @@ assert greetings == [
 ]
 show_ranks(greetings)
 
+
+# %% name="memories"
+def add_on_rank_0(rank: int) -> float:
+    weight = torch.zeros(())
+    if rank == 0:
+        weight += 1
+    dist.barrier()
+    print("weight:", weight)
+    return weight.item()
+
+
+weights = miniddp.run_ranks(add_on_rank_0, 2)
+assert weights == [1, 0]
+show_ranks(weights)
+
 # %% [markdown]
 # ## Two nodes
 #
@@ -94,14 +133,13 @@ show_ranks(greetings)
 
 
 # %% name="two-nodes"
-def two_nodes(program: str) -> list[list[str]]:
+def two_nodes(program: str, port: int) -> list[str]:
     """The same arguments for both: the launchers find out who is node 0."""
-    endpoint = f"--rdzv_endpoint=127.0.0.1:{free_port()}"
-    meeting = ["--rdzv_backend=c10d", endpoint, "--rdzv_id=hello"]
-    return [["--nnodes=2", "--nproc_per_node=2", *meeting, program]] * 2
+    meeting = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=hello"]
+    return launch(*[["--nnodes=2", "--nproc_per_node=2", *meeting, program]] * 2)
 
 
-greetings = launch(*two_nodes(hello.__file__))
+greetings = two_nodes(hello.__file__, free_port())
 assert all(f"rank {r} of 4" in text and "sum is 10" in text for r, text in enumerate(greetings))
 show_ranks(greetings)
 
@@ -111,7 +149,8 @@ def variables(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-told = [variables(text) for text in launch(*two_nodes(show_environment.__file__))]
+endpoint = free_port()
+told = [variables(text) for text in two_nodes(show_environment.__file__, endpoint)]
 for rank, environment in enumerate(told):
     node, local_rank = divmod(rank, 2)
     assert environment["RANK"] == str(rank)
@@ -119,7 +158,8 @@ for rank, environment in enumerate(told):
     assert environment["LOCAL_RANK"] == str(local_rank)
     assert environment["WORLD_SIZE"] == "4"
     assert environment["LOCAL_WORLD_SIZE"] == "2"
-assert len({environment["MASTER_PORT"] for environment in told}) == 1
+(master_port,) = {environment["MASTER_PORT"] for environment in told}
+assert int(master_port) != endpoint, "the ranks meet at another store than the launchers"
 table(
     [[name, *(it[name] for it in told)] for name in show_environment.NAMES],
     ["variable", *(f"rank {rank}" for rank in range(4))],
@@ -184,33 +224,6 @@ show_ranks(sums)
 # %% [markdown]
 # ## Starts that fail
 #
-# ### Without a launcher
-
-# %% name="no-launcher"
-TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-without = {name: value for name, value in os.environ.items() if name not in TOLD}
-
-
-def refusal(**arguments: int) -> str:
-    """What torch says to a process that no launcher has told anything."""
-    with mock.patch.dict(os.environ, without, clear=True):
-        try:
-            dist.init_process_group("gloo", **arguments)
-        except ValueError as error:
-            return f"ValueError: {error}"
-    raise AssertionError("a process that was told nothing has found the others")
-
-
-message = refusal()
-assert "environment variable RANK expected" in message
-say(message)
-
-# %% name="no-address"
-message = refusal(rank=0, world_size=2)
-assert "environment variable MASTER_ADDR expected" in message
-say(message)
-
-# %% [markdown]
 # ### A rank that never starts
 
 
@@ -298,37 +311,6 @@ assert "in all_reduce" in stacks[0]
 assert "in barrier" in stacks[1]
 print(hang)
 
-
-# %% name="leaves-early"
-def leave_early(rank: int) -> None:
-    if rank == 0:
-        dist.all_reduce(torch.ones(1, device=device()))
-
-
-try:
-    miniddp.run_ranks(leave_early, 2)
-except RanksFailed as failed:
-    message = last_line(failed.tracebacks[0])
-message = re.search(r"Connection \w+ by peer", message)[0]
-print("rank 0:", message)
-
-
-# %% name="monitored-barrier"
-def wait_for_all(rank: int) -> str:
-    if rank == 2:
-        time.sleep(2)
-        return "is late"
-    try:
-        dist.monitored_barrier(timeout=timedelta(seconds=1))
-    except RuntimeError as error:
-        return str(error)
-    return "passed"
-
-
-reached = miniddp.run_ranks(wait_for_all, 3)
-assert "2 failed to pass" in reached[0]
-print(reached[0].splitlines()[0])
-
 # %% [markdown]
 # ### All ranks on one GPU
 #
@@ -365,7 +347,7 @@ try:
     raise AssertionError("nccl takes one rank per GPU")
 except RanksFailed as failed:
     lines = next(iter(failed.tracebacks.values())).splitlines()
-named = [line for line in lines if "Duplicate GPU" in line]
+named = [line for line in lines if re.search("Duplicate GPU|same GPU", line)]
 gpus = torch.cuda.device_count() if on_gpu else 0
 print(f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {gpus} {'GPU' if gpus == 1 else 'GPUs'}:")
 say(last_line((named or lines)[-1]))
@@ -456,6 +438,22 @@ assert on_mesh == [[0, 0, 0], [0, 1, 1], [1, 0, 2], [1, 1, 3]]
 show_ranks(on_mesh)
 
 
+# %% name="one-row"
+def make_a_row(rank: int) -> str:
+    row = dist.DeviceMesh("cpu", [0, 1, 2, 3])
+    print("[0, 1, 2, 3]:  ", dist.get_process_group_ranks(row.get_group()))
+    try:
+        return str(dist.DeviceMesh("cpu", [[0, 1, 2, 3]]).get_group())
+    except RuntimeError as error:
+        return error.args[0]
+
+
+made = miniddp.run_ranks(make_a_row, 4)
+assert set(made) == {"Found the DeviceMesh have 2 dimensions"}
+print(made.outputs[0], end="")
+print("[[0, 1, 2, 3]]:", made[0])
+
+
 # %% name="two-levels"
 def add_up_in_two_levels(rank: int) -> list[int]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
@@ -520,6 +518,27 @@ rows = [
 table(rows, ["seeding", "rank", "first weight", "dropout keeps"], align="lrrl")
 
 # %% [markdown]
+# ## Stage 1 and stage 2
+#
+# The same training, before and after each rank chooses its device. With fewer than two GPUs both
+# stay on the CPU.
+
+
+# %% name="stages"
+def losses(stage: str) -> dict[str, str]:
+    """What the training prints on two ranks: the loss at each step that it reports."""
+    few = {"STEPS": "40"} | ({} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""})
+    with mock.patch.dict(os.environ, few):
+        (text,) = launch(["--standalone", "--nproc_per_node=2", str(STAGES / stage)])
+    return dict(re.findall(r"step +(\d+)  loss (\S+)", text))
+
+
+before, after = losses("1_average.py"), losses("2_ranks.py")
+assert list(before) == list(after) == ["20", "40"]
+assert all(abs(float(before[step]) - float(after[step])) < 0.01 for step in before)
+table([[step, before[step], after[step]] for step in before], ["step", "stage 1", "stage 2"])
+
+# %% [markdown]
 # ## The end
 #
 # A program that forgets `destroy_process_group`.
@@ -553,4 +572,6 @@ for backend, kind in [("gloo", "cpu"), *([("nccl", "cuda")] if on_gpu else [])]:
 record(
     gloo_timeout_minutes=dist.constants.default_pg_timeout.total_seconds() / 60,
     keys=keys[0][0],
+    endpoint=endpoint,
+    master_port=int(master_port),
 )

@@ -9,7 +9,7 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     total = torch.tensor(rank + 1)
     dist.all_reduce(total)
-    print(f"rank {rank} of {world_size}: I gave {rank + 1}, our sum is {total.item()}")
+    print(f"rank {rank} of {world_size}: I gave {rank + 1}, our sum is {total}")
     dist.destroy_process_group()
 
 

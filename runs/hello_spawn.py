@@ -7,12 +7,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def main(rank: int, world_size: int, store: str) -> None:
+def main(rank: int, size: int, store: str) -> None:
     url = f"file://{store}"
-    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     total = torch.tensor(rank + 1)
     dist.all_reduce(total)
-    print(f"rank {rank} of {world_size}: I gave {rank + 1}, our sum is {total.item()}")
+    print(f"rank {rank} of {size}: I gave {rank + 1}, our sum is {total}")
     dist.destroy_process_group()
 
 
