@@ -143,7 +143,8 @@ function showNotesOutsideTheirBlock() {
 
 // Copying -------------------------------------------------------------------------------------
 
-// What a quote needs to run stands unseen at the head of its code: a copy button takes it along.
+// What a quote needs to run stands unseen at the head of its code: a copy button takes it along. For
+// what changes between two files that is the whole new file, and nothing else is taken.
 function putNeedsBeforeQuotes() {
   for (const quote of document.querySelectorAll("main .code[data-before]")) {
     const needs = document.createElement("span");
@@ -274,4 +275,5 @@ document.querySelectorAll("[data-tip]").forEach(addTip);
 addEventListener("DOMContentLoaded", showNotesOutsideTheirBlock);
 addEventListener("load", makeScrollersReachable);
 addEventListener("resize", makeScrollersReachable);
+document.addEventListener("toggle", makeScrollersReachable, true);
 document.addEventListener("shown.bs.tab", makeScrollersReachable);

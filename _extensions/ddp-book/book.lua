@@ -27,6 +27,7 @@ local reading_time = import "reading_time"
 local spans = { val = import "value", term = glossary.term }
 local divs = {
   code = import "code",
+  diff = import "diff",
   run = import "run",
   diagram = import("diagram").diagram,
   interactive = import "interactive",
@@ -43,6 +44,8 @@ local divs = {
   objectives = boxes.objectives,
   exercise = boxes.exercise,
   answer = boxes.answer,
+  predict = boxes.predict,
+  reveal = boxes.reveal,
 }
 
 -- The function that replaces an element by what the renderer of its class makes of it.

@@ -1,6 +1,7 @@
--- `.takeaways`, `.objectives`, `.exercise` and its `.answer`.
+-- `.takeaways`, `.objectives`, `.exercise` and its `.answer`, `.predict` and its `.reveal`.
 
 local import = ...
+local fold = import "fold"
 local project = import "project"
 
 local M = {}
@@ -29,10 +30,10 @@ function M.exercise(div)
   return titled(div, "Exercise\u{a0}" .. number)
 end
 
-function M.answer(div)
-  div.content:insert(1, pandoc.RawBlock("html", '<details class="answer"><summary>Answer</summary>'))
-  div.content:insert(pandoc.RawBlock("html", "</details>"))
-  return div.content
-end
+function M.answer(div) return fold(div.content, "Answer", "answer") end
+
+function M.predict(div) return titled(div, "What do you expect?") end
+
+function M.reveal(div) return fold(div.content, "See what happens", "answer") end
 
 return M

@@ -5,7 +5,7 @@ local project = import "project"
 
 local M = {}
 
-local IDENTIFYING = { "symbol", "file", "name", "cell", "run", "key", "src", "section", "package", "table" }
+local IDENTIFYING = { "symbol", "file", "name", "cell", "run", "key", "src", "section", "package", "table", "from", "to" }
 local seen = {} -- how often this page has used each label so far
 
 local function escape(text) return (text:gsub("%p", "%%%0")) end

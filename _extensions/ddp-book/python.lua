@@ -120,8 +120,33 @@ function M.names(text)
   return names
 end
 
--- The lines that define `path`, dedented; or nil and what is wrong.
-function M.quote(text, path, without_docstring)
+-- Marks the lines of a class that are neither its head nor, unless left out, its docstring nor one of
+-- the `members`. A problem if there is no such member.
+local function drop_other_members(class, members, text, lines, without_docstring, dropped)
+  for number = class.head + 1, class.last do dropped[number] = true end
+  local function keep(first, last)
+    for number = first, last do dropped[number] = nil end
+  end
+  if class.about and not without_docstring then keep(class.about[1], class.about[2]) end
+  for _, name in ipairs(members) do
+    local found = false
+    for _, definition in ipairs(M.definitions(text, lines)) do
+      if definition.path == class.path .. "." .. name then
+        local blank = lines[definition.first - 1]:match("^%s*$") and definition.first - 1 > class.head
+        keep(definition.first - (blank and 1 or 0), definition.last)
+        found = true
+      end
+    end
+    if not found then return "no member " .. name end
+  end
+  local first = class.head + 1 -- after a docstring that is left out
+  while dropped[first] do first = first + 1 end
+  if lines[first]:match("^%s*$") then dropped[first] = true end
+end
+
+-- The lines that define `path`, dedented, of a class only some `members` if they are given; or nil
+-- and what is wrong.
+function M.quote(text, path, without_docstring, members)
   local lines, parts = split_lines(text), {}
   for _, definition in ipairs(M.definitions(text, lines)) do
     if definition.path == path then table.insert(parts, definition) end
@@ -133,8 +158,60 @@ function M.quote(text, path, without_docstring)
     return nil, "defined more than once (lines " .. table.concat(places, ", ") .. ")"
   end
   local dropped = {}
-  for _, part in ipairs(without_docstring and parts or {}) do drop_docstring(part, lines, dropped) end
+  if members then
+    if parts[1].kind ~= "class" then return nil, "members of what is no class" end
+    local problem = drop_other_members(parts[1], members, text, lines, without_docstring, dropped)
+    if problem then return nil, problem end
+  else
+    for _, part in ipairs(without_docstring and parts or {}) do drop_docstring(part, lines, dropped) end
+  end
   return dedented(lines, parts[1].first, parts[#parts].last, parts[1].indent, dropped)
+end
+
+-- What the part of a file that a top-level statement belongs to is called.
+local function part_name(statement, number, defined_before)
+  local name, kind = defined(statement.text)
+  if kind == "function" then return name .. "()" end
+  if kind == "class" then return "class " .. name end
+  if statement.text:match("^import%s") or statement.text:match("^from%s") then return "imports" end
+  if number == 1 and statement.text:match("^r?\"\"\"") then return "top of the file" end
+  return defined_before and "end of the file" or "constants"
+end
+
+-- A file in parts: { name, numbers (of its lines) }, without blank lines at a part's ends. A part is a
+-- definition at the top level, the imports, or what else stands there.
+function M.parts(text)
+  local lines = split_lines(text)
+  local starts, name, defined_before = {}, nil, false
+  local top = {}
+  for _, statement in ipairs(source.statements(text, lines)) do
+    if statement.indent == 0 then table.insert(top, statement) end
+  end
+  for number, statement in ipairs(top) do
+    local decorated = number > 1 and top[number - 1].text:sub(1, 1) == "@"
+    local owner = number
+    while top[owner].text:sub(1, 1) == "@" do owner = owner + 1 end
+    name = part_name(top[owner], number, defined_before)
+    defined_before = defined_before or name:match("%(%)$") ~= nil or name:match("^class ") ~= nil
+    local first = statement.first
+    while not decorated and first > 1 and lines[first - 1]:match("^#") do first = first - 1 end
+    table.insert(starts, { first = first, name = name })
+  end
+  local parts, by_name = {}, {}
+  for position, start in ipairs(starts) do
+    local part = by_name[start.name]
+    if not part then
+      part = { name = start.name, numbers = {} }
+      by_name[start.name] = part
+      table.insert(parts, part)
+    end
+    local following = starts[position + 1]
+    for number = start.first, following and following.first - 1 or #lines do table.insert(part.numbers, number) end
+  end
+  for _, part in ipairs(parts) do
+    while lines[part.numbers[#part.numbers]]:match("^%s*$") do table.remove(part.numbers) end
+  end
+  return parts, lines
 end
 
 return M

@@ -36,7 +36,12 @@ def measured(attributes: str, caption: str = "") -> str:
     return f"::: {{.measured {attributes}}}\n{caption}\n:::"
 
 
+def diff(attributes: str, *annotations: str) -> str:
+    return "\n".join([f"::: {{.diff {attributes}}}", *annotations, ":::"])
+
+
 SPLIT = 'symbol="miniddp.ring:split"'
+STAGES = 'from="stages/1_one.py" to="stages/2_two.py"'
 REDUCE = 'symbol="miniddp.ring:all_reduce"'
 
 FAILURES = {
@@ -112,6 +117,50 @@ FAILURES = {
     "text in a quote": (
         code(SPLIT, "Some text."),
         f".code {SPLIT}: it may hold nothing but a definition list of annotations",
+    ),
+    "unknown member": (
+        code('symbol="miniddp.ring:Ring" members="next nxt"'),
+        '.code symbol="miniddp.ring:Ring": no member nxt in src/miniddp/ring.py '
+        f"(it has: {SYMBOLS})",
+    ),
+    "members of a function": (
+        code(f'{SPLIT} members="next"'),
+        f".code {SPLIT}: members of what is no class in src/miniddp/ring.py (it has: {SYMBOLS})",
+    ),
+    "annotation of a member that is left out": (
+        code('symbol="miniddp.ring:Ring" members="next"', "`self.step = step`", ": A note."),
+        '.code symbol="miniddp.ring:Ring": no line `self.step = step` in the quoted part of '
+        "src/miniddp/ring.py",
+        LINE + 1,
+    ),
+    "diff of one file": (
+        diff('to="stages/2_two.py"'),
+        '.diff to="stages/2_two.py": expected from="path" and to="path"',
+    ),
+    "diff with an unknown file": (
+        diff('from="stages/1_one.py" to="stages/3_three.py"'),
+        '.diff from="stages/1_one.py" to="stages/3_three.py": no such file: stages/3_three.py',
+    ),
+    "diff of equal files": (
+        diff('from="stages/1_one.py" to="stages/1_one.py"'),
+        '.diff from="stages/1_one.py" to="stages/1_one.py": the files do not differ',
+    ),
+    "diff of a part that does not change": (
+        diff(f'{STAGES} symbol="end same"'),
+        f'.diff symbol="end same" {STAGES}: no change in same '
+        "(there is one in: top-of-the-file, imports, start, Loop, end, end-of-the-file)",
+    ),
+    "annotation of a line that does not change that way": (
+        diff(STAGES, "`- import functools`", ": A note."),
+        f".diff {STAGES}: no line `- import functools` in what changes from stages/1_one.py to "
+        "stages/2_two.py",
+        LINE + 1,
+    ),
+    "annotation of a line that the diff leaves out": (
+        diff(STAGES, "`self.fifth = 5`", ": A note."),
+        f".diff {STAGES}: no line `self.fifth = 5` in what changes from stages/1_one.py to "
+        "stages/2_two.py",
+        LINE + 1,
     ),
     "unknown run": (
         run('name="07-no" cell="hello"'),

@@ -18,7 +18,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,}) *(?P<info>[^`\n]*)\n(?P<text>.*?)^ *(?P=ticks)`* *$",
     re.MULTILINE | re.DOTALL,
 )
-QUOTE = re.compile(r"^:{3,} *\{\.code ", re.MULTILINE)
+QUOTE = re.compile(r"^:{3,} *\{\.(?:code|diff) ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ def quotes(page: str) -> list[Quote]:
 
 
 class QuoteParser(HTMLParser):
-    """Collects the `.code` divs of a page."""
+    """Collects the `.code` and `.diff` divs of a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.quotes: list[Quote] = []
         self.needs: str | None = None  # of the quote that is open
         self.source = self.language = self.text = ""
+        self.is_diff = False  # whose button copies the whole new file, and not what it shows
         self.place = ""  # where text goes: "source", "text", or nowhere
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -79,6 +80,7 @@ class QuoteParser(HTMLParser):
         classes = (given.get("class") or "").split()
         if tag == "div" and "code" in classes:
             self.needs, self.source, self.text = given.get("data-before") or "", "", ""
+            self.is_diff = "diff" in classes
         elif self.needs is None:
             return
         elif "code-file" in classes:
@@ -96,7 +98,7 @@ class QuoteParser(HTMLParser):
         elif tag == "div":
             self.place = ""
         elif tag == "pre":
-            text = self.needs + self.text
+            text = self.needs + ("" if self.is_diff else self.text)
             self.quotes.append(Quote(self.source.strip(), self.language, text))
             self.needs, self.place, self.language = None, "", ""
 

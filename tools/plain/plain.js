@@ -5,13 +5,13 @@
 
   const codeOf = (pre) => {
     const code = pre.querySelector("code").cloneNode(true);
-    for (const mark of code.querySelectorAll(".code-annotation-anchor")) mark.remove();
+    for (const mark of code.querySelectorAll(".code-annotation-anchor, .code-annotation-diff")) mark.remove();
     return code.textContent;
   };
 
   const addCopyButton = (pre) => {
     const button = document.createElement("button");
-    const invitation = pre.closest("[data-before]") ? "Copy the code and what it needs" : "Copy the code";
+    const invitation = pre.closest(".diff") ? "Copy the whole new file" : pre.closest("[data-before]") ? "Copy the code and what it needs" : "Copy the code";
     const name = (text, icon) => {
       button.innerHTML = icon;
       button.title = text;
