@@ -3,6 +3,7 @@
 torchrun --standalone --nproc_per_node=2 stages/1_average.py
 """
 
+import copy
 import os
 from itertools import islice
 
@@ -27,24 +28,36 @@ def batches(sequences):
 def average_gradients(model):
     """Replace every gradient by its mean over the ranks."""
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)  # the sum
+        dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
 
 
 def gradient_of(model, part):
     """The gradient of the mean loss of `part`, as one vector."""
-    model.zero_grad()
-    model(input_ids=part, labels=part).loss.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    loss = model(input_ids=part, labels=part).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def difference_to_one_process(model, batch, rank, world_size):
-    """The largest one: gradient of the batch, mean of those of its parts."""
-    whole = gradient_of(model, batch)
-    mean = gradient_of(model, batch[rank::world_size]) / world_size
+def compare_with_one_process(model, batch):
+    """How far the mean of the parts' gradients is from the batch's."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.float64):
+        model = copy.deepcopy(model).to(dtype)
+        whole = gradient_of(model, batch)
+        mean = gradient_of(model, batch[rank::world_size]) / world_size
+        dist.all_reduce(mean)
+        if rank == 0:
+            difference = (whole - mean).abs().max()
+            print(f"off by {difference:.0e} at most in {dtype}", flush=True)
+
+
+def report(step, loss):
+    """Print the mean of the ranks' losses, once."""
+    mean = loss.detach() / dist.get_world_size()
     dist.all_reduce(mean)
-    model.zero_grad()
-    return (whole - mean).abs().max().item()
+    if dist.get_rank() == 0:
+        print(f"step {step:3}  loss {mean.item():.4f}", flush=True)
 
 
 def main():
@@ -54,10 +67,7 @@ def main():
     model = build_language_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     train, _ = load_text()
-    first = next(batches(train))
-    difference = difference_to_one_process(model, first, rank, world_size)
-    if rank == 0:
-        print(f"largest difference to one process: {difference:.0e}")
+    compare_with_one_process(model, next(batches(train)))
     for step, batch in enumerate(islice(batches(train), STEPS), start=1):
         part = batch[rank::world_size]
         loss = model(input_ids=part, labels=part).loss
@@ -66,10 +76,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0 or step == STEPS:
-            mean = loss.detach() / world_size
-            dist.all_reduce(mean)
-            if rank == 0:
-                print(f"step {step:3}  loss {mean.item():.4f}", flush=True)
+            report(step, loss)
     dist.destroy_process_group()
 
 
