@@ -200,10 +200,11 @@ class Reducer:
         checks.check_gradient(self.names[i], parameter, view, i in self.ready)
         if parameter.grad is None:
             view.zero_()
+        elif not self.as_views:
+            torch.mul(parameter.grad, self.factor(), out=view)
         elif not same_memory(parameter.grad, view):
             view.copy_(parameter.grad)
-            if self.as_views:
-                parameter.grad = view.detach()
+            parameter.grad = view.detach()
         self.ready[i] = None
         bucket.pending -= 1
 
@@ -222,8 +223,13 @@ class Reducer:
         if self.comm_hook:
             hook, state = self.comm_hook
             return hook(state, bucket)
-        buffer = bucket.buffer().mul_(1 / self.world_size)
-        return dist.all_reduce(buffer, group=self.group, async_op=True)
+        if self.as_views:
+            bucket.buffer().mul_(self.factor())
+        return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
+
+    def factor(self) -> float:
+        """What makes a sum a mean; a communication hook divides by itself."""
+        return 1 if self.comm_hook else 1 / self.world_size
 
     # Finish, when backward is done
 
