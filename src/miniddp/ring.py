@@ -12,23 +12,20 @@ and a `RuntimeError` names neighbours that are lost. With NCCL the GPU waits:
 the functions return at once, and the watchdog ends ranks that wait in vain.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ReduceOp
+
+from miniddp.process import Group
 
 Op = ReduceOp.RedOpType
 SUM, AVG = ReduceOp.SUM, ReduceOp.AVG
-Group = ProcessGroup | None
 
-SEGMENT_BYTES = 4 * 2**20
-"""A chunk travels in segments: one is added while others are on their way."""
-
-AHEAD = 2
-"""How many segments are on their way while one is being added."""
+SEGMENT_BYTES = 16 * 2**20
+"""The longest message that is added: a larger chunk comes in several."""
 
 
 class Ring:
@@ -44,6 +41,55 @@ class Ring:
         self.sent = 0  # bytes
 
 
+def exchange(outgoing: Tensor, incoming: Tensor, ring: Ring) -> None:
+    """Send to the right and, at the same time, receive from the left."""
+    group, left, right = ring.group, ring.left, ring.right
+    messages = [
+        dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
+        dist.P2POp(dist.isend, outgoing, group=group, group_peer=right),
+    ]
+    filled = [message for message in messages if message.tensor.numel() > 0]
+    try:
+        for work in dist.batch_isend_irecv(filled) if filled else []:
+            work.wait()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the ring is broken: rank {ring.rank} of {ring.size} could not "
+            f"receive from rank {left} or send to {right}: {error}"
+        ) from error
+    ring.sent += outgoing.nbytes
+
+
+def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
+    """What to send and to receive, step by step: `rank` is received last."""
+    steps = range(size - 1)
+    return [((rank - s - 1) % size, (rank - s - 2) % size) for s in steps]
+
+
+def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
+    """Complete chunk number `rank` on each rank; the others stay unfinished."""
+    count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # no chunk is longer than 0
+    arrived = torch.empty_like(chunks[0].tensor_split(count)[0])
+    for send, receive in reduce_scatter_steps(ring.rank, ring.size):
+        outgoing = chunks[send].tensor_split(count)
+        own = chunks[receive].tensor_split(count)
+        for out, part in zip(outgoing, own, strict=True):
+            other = arrived[: len(part)]
+            exchange(out, other, ring)
+            part += other
+
+
+def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
+    """What to send and to receive, step by step: `rank` is sent first."""
+    return [((rank - s) % size, (rank - s - 1) % size) for s in range(size - 1)]
+
+
+def all_gather_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
+    """Copy chunk number r, which rank r has complete, to all ranks."""
+    for send, receive in all_gather_steps(ring.rank, ring.size):
+        exchange(chunks[send], chunks[receive], ring)
+
+
 def all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> int:
     """Replace `tensor` by the sum over all ranks, the same bits on all."""
     ring = Ring(group)
@@ -54,69 +100,6 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> int:
     all_gather_phase(chunks, ring)
     tensor.detach().copy_(local)
     return ring.sent
-
-
-def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
-    """Complete chunk number `rank` on each rank; the others stay unfinished."""
-    count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # no chunk is longer than 0
-    segment = chunks[0].tensor_split(count)[0]
-    landing = cycle([torch.empty_like(segment) for _ in range(1 + AHEAD)])
-    for send, receive in reduce_scatter_steps(ring.rank, ring.size):
-        outgoing = chunks[send].tensor_split(count)
-        own = chunks[receive].tensor_split(count)
-        incoming = [next(landing)[: len(part)] for part in own]
-        arrived = exchange(outgoing, incoming, ring)
-        for part, other in zip(own, arrived, strict=True):
-            part += other
-
-
-def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """What to send and to receive, step by step: `rank` is received last."""
-    steps = range(size - 1)
-    return [((rank - s - 1) % size, (rank - s - 2) % size) for s in steps]
-
-
-def all_gather_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
-    """Copy chunk number r, which rank r has complete, to all ranks."""
-    for send, receive in all_gather_steps(ring.rank, ring.size):
-        list(exchange([chunks[send]], [chunks[receive]], ring))
-
-
-def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """What to send and to receive, step by step: `rank` is sent first."""
-    return [((rank - s) % size, (rank - s - 1) % size) for s in range(size - 1)]
-
-
-def exchange(
-    outgoing: Sequence[Tensor], incoming: Sequence[Tensor], ring: Ring
-) -> Iterator[Tensor]:
-    """Yield what has arrived from the left while the next are on their way."""
-    under_way: list[list[dist.Work]] = []
-    try:
-        for i in range(len(incoming) + AHEAD):
-            if i < len(incoming):
-                under_way.append(start(outgoing[i], incoming[i], ring))
-            if i >= AHEAD:
-                for work in under_way[i - AHEAD]:
-                    work.wait()
-                yield incoming[i - AHEAD]
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"the ring is broken: rank {ring.rank} of {ring.size} could not "
-            f"receive from rank {ring.left} or send to {ring.right}: {error}"
-        ) from error
-
-
-def start(outgoing: Tensor, incoming: Tensor, ring: Ring) -> list[dist.Work]:
-    """Start to send to the right and to receive from the left."""
-    ring.sent += outgoing.nbytes
-    group, left, right = ring.group, ring.left, ring.right
-    messages = [
-        dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
-        dist.P2POp(dist.isend, outgoing, group=group, group_peer=right),
-    ]
-    filled = [message for message in messages if message.tensor.numel() > 0]
-    return dist.batch_isend_irecv(filled) if filled else []
 
 
 def reduce_scatter(
@@ -152,18 +135,19 @@ def root_all_reduce(tensor: Tensor, group: Group = None) -> int:
     """The sum without a ring: rank 0 receives, adds, and sends it to all."""
     ring = Ring(group)
     (local,) = prepare([tensor], ring)
-    if ring.rank > 0:
+    others = range(1, ring.size) if ring.rank == 0 else [0]
+    if ring.rank == 0:
+        received = torch.empty_like(local)
+        for rank in others:
+            dist.recv(received, group=group, group_src=rank)
+            local += received
+        for rank in others:
+            dist.send(local, group=group, group_dst=rank)
+    else:
         dist.send(local, group=group, group_dst=0)
         dist.recv(local, group=group, group_src=0)
-    others = range(1, ring.size) if ring.rank == 0 else ()
-    received = torch.empty_like(local)
-    for rank in others:
-        dist.recv(received, group=group, group_src=rank)
-        local += received
-    for rank in others:
-        dist.send(local, group=group, group_dst=rank)
     tensor.detach().copy_(local)
-    return local.nbytes * (len(others) if ring.rank == 0 else 1)
+    return local.nbytes * len(others)
 
 
 def prepare(tensors: list[Tensor], ring: Ring) -> list[Tensor]:
@@ -181,6 +165,7 @@ def prepare(tensors: list[Tensor], ring: Ring) -> list[Tensor]:
 
 
 def divide(tensor: Tensor, op: Op, ring: Ring) -> None:
+    """For the mean, before anything is sent."""
     if op not in (SUM, AVG):
         raise ValueError(f"op must be SUM or AVG, not {op}")
     if op == AVG:
