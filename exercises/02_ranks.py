@@ -22,7 +22,7 @@ def make_groups(
     first rank of a node is its leader. All other ranks get `None` in place
     of the second group.
     """
-    raise NotImplementedError("exercise 2: make one group per node, and one of leaders")
+    raise NotImplementedError("exercise 2: one group per node, one of leaders")
 
 
 def all_reduce(

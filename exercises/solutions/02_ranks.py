@@ -14,7 +14,8 @@ def make_groups(
         last = min(first + ranks_per_node, world_size)
         nodes.append(dist.new_group(range(first, last)))
     leaders = dist.new_group(first_ranks)
-    return nodes[rank // ranks_per_node], leaders if rank in first_ranks else None
+    is_leader = rank in first_ranks
+    return nodes[rank // ranks_per_node], leaders if is_leader else None
 
 
 def all_reduce(
