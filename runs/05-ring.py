@@ -1,29 +1,59 @@
 # %% [markdown]
 # # All-reduce, the ring
 #
-# The ring all-reduce of `miniddp`, step by step on small numbers, compared with the library's on
-# random data, its bytes counted, and its bandwidth measured beside the library's and beside the
-# root-based way. The library is Gloo, or NCCL for the timings if each rank has a GPU of its own.
+# What stage 4 sends, and what stage 5 sends. Between the two: the ring all-reduce of `miniddp` step
+# by step on small numbers, a mistake in it under test, its order of additions, its results beside
+# Gloo's on random data, its bytes counted, and the time that the model of latency and bandwidth
+# gives for it.
 
 # %% name="setup"
+import os
 import re
-import time
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable
-from statistics import median
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
 import miniddp
-from book import MUTED, RANK_COLORS, figure, provenance, record, show_ranks, table
-from instruments.bench_ring import Timing, bench, fit, ratio, slowest
+from book import provenance, record, show_ranks, table
+from instruments.cost import (
+    Link,
+    ring_all_reduce_seconds,
+    root_all_reduce_seconds,
+    tree_all_reduce_seconds,
+)
 from miniddp import ring
 from miniddp.process import device
+from miniddp.text import build_language_model
 
-TIMED = (2, 4)  # ranks
-BACKEND = "nccl" if torch.cuda.device_count() >= max(TIMED) else "gloo"
-provenance(device=device(), world_size=[2, 3, 4, 8], backend=sorted({"gloo", BACKEND}))
+provenance(device=device(), world_size=[2, 3, 4, 8], backend="gloo")
+
+# %% [markdown]
+# ## What stage 4 asks for in a step
+
+
+# %% name="stage-4"
+def asked_for(rank: int) -> list[int]:
+    """The bytes of each tensor that stage 4 passes to `dist.all_reduce` in a step."""
+    model = build_language_model()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    sizes, all_reduce = [], dist.all_reduce
+
+    def counted(tensor: torch.Tensor) -> None:
+        sizes.append(tensor.nbytes)
+        all_reduce(tensor)
+
+    dist.all_reduce = counted
+    runpy.run_path("stages/4_replicas.py")["average_gradients"](model)
+    return sizes
+
+
+sizes = miniddp.run_ranks(asked_for, 2)[0]
+record(all_reduces=len(sizes), gradient_mb=sum(sizes) / 1e6, smallest=min(sizes))
 
 # %% [markdown]
 # ## What all-reduce promises
@@ -123,11 +153,12 @@ def walk(rank: int) -> list[float]:
     chunks = tensor.tensor_split(3)
     print("at first         ", show(tensor))
     for step, (send, receive) in enumerate(ring.reduce_scatter_steps(rank, 3)):
-        (arrived,) = ring.exchange([chunks[send]], [torch.empty(1)], place)
-        chunks[receive].add_(arrived)
+        arrived = torch.empty(1)
+        ring.exchange(chunks[send], arrived, place)
+        chunks[receive] += arrived
         print(f"reduce-scatter {step}: {show(tensor)}\n  sent {send}, added to {receive}")
     for step, (send, receive) in enumerate(ring.all_gather_steps(rank, 3)):
-        list(ring.exchange([chunks[send]], [chunks[receive]], place))
+        ring.exchange(chunks[send], chunks[receive], place)
         print(f"all-gather {step}:     {show(tensor)}\n  sent {send}, replaced {receive}")
     return tensor.tolist()
 
@@ -237,13 +268,7 @@ for world_size in (2, 3, 4):
     by_length = zip(*miniddp.run_ranks(compare, world_size), strict=True)
     worst[world_size] = [max(ranks) for ranks in by_length]
     assert max(worst[world_size]) < 1e-5, "only rounding may differ"
-table(
-    [
-        [f"{length:,}", *(f"{row[i]:.1e}".replace("0.0e+00", "0") for row in worst.values())]
-        for i, length in enumerate(LENGTHS)
-    ],
-    ["elements", *(f"{world_size} ranks" for world_size in worst)],
-)
+record(largest_difference=max(max(row) for row in worst.values()), longest=max(LENGTHS))
 
 # %% [markdown]
 # ## Bytes, counted
@@ -294,148 +319,52 @@ table(
 record(tensor_bytes=num_bytes, tensor_elements=NUM_ELEMENTS)
 
 # %% [markdown]
-# ## Bandwidth
+# ## How long it takes, by the model
 #
-# Tensors of 32-bit floats. Every round runs each algorithm once; the slowest rank counts; the
-# median of the rounds is shown.
-
-# %% name="measure"
-MB = 10**6
-SIZES = [MB // 1000, MB // 100, MB // 10, MB, 4 * MB, 16 * MB, 64 * MB]
-ROUNDS = 15
-STYLES = {
-    "ring": ("miniddp's ring", RANK_COLORS[0], "o", "-"),
-    "library": (f"{BACKEND}'s all-reduce", RANK_COLORS[1], "s", "--"),
-    "root": ("root-based", MUTED, "^", ":"),
-}
-timings: dict[int, list[Timing]] = {
-    ranks: bench(ranks, SIZES, ROUNDS, tuple(STYLES), BACKEND) for ranks in TIMED
-}
-
-
-def of(ranks: int, algorithm: str, size: int) -> Timing:
-    return next(t for t in timings[ranks] if t.algorithm == algorithm and t.bytes == size)
-
-
-# %% name="bandwidth"
-fig, panels = plt.subplots(2, 1, figsize=(5.2, 5.4), sharex=True)
-for axes, ranks in zip(panels, timings, strict=True):
-    for algorithm, (label, color, marker, dash) in STYLES.items():
-        speeds = [of(ranks, algorithm, size).bus_bandwidth / 1e9 for size in SIZES]
-        megabytes = [size / MB for size in SIZES]
-        axes.plot(megabytes, speeds, marker=marker, linestyle=dash, color=color, label=label)
-    axes.set(title=f"{ranks} ranks", ylabel="bus bandwidth, GB/s", xscale="log", ylim=(0, None))
-panels[0].legend()
-panels[1].set(xlabel="size of the tensor, MB")
-figure(fig)
-
-
-# %% name="bandwidth-table"
-table(
-    [
-        [
-            ranks,
-            f"{size / MB:g}",
-            *(f"{of(ranks, name, size).seconds * 1e3:.2f}" for name in STYLES),
-            f"{ratio(of(ranks, 'ring', size), of(ranks, 'library', size)):.2f}",
-        ]
-        for ranks in timings
-        for size in SIZES
-    ],
-    ["ranks", "MB", "ring, ms", f"{BACKEND}, ms", "root-based, ms", f"ring / {BACKEND}"],
-)
-
-# %% name="values"
-largest = SIZES[-1]
-for ranks in timings:
-    ours, library, root = (of(ranks, name, largest) for name in STYLES)
-    record(
-        **{
-            f"milliseconds_ring_{ranks}": ours.seconds * 1e3,
-            f"algbw_ring_{ranks}": ours.algorithm_bandwidth / 1e9,
-            f"busbw_ring_{ranks}": ours.bus_bandwidth / 1e9,
-            f"busbw_library_{ranks}": library.bus_bandwidth / 1e9,
-            f"ratio_{ranks}": ratio(ours, library),
-            f"root_over_ring_{ranks}": ratio(root, ours),
-            f"root_over_ring_small_{ranks}": ratio(
-                of(ranks, "root", SIZES[0]), of(ranks, "ring", SIZES[0])
-            ),
-        }
-    )
-record(largest_mb=largest // MB, smallest_kb=SIZES[0] // 1000, rounds=ROUNDS)
-
-# %% [markdown]
-# ## α and β
-#
-# The model of the ring: 2(N − 1) messages of S / N bytes, each taking α + β S / N seconds.
-
-# %% name="fit"
-fits = {
-    (ranks, name): fit([of(ranks, name, size) for size in SIZES])
-    for ranks in timings
-    for name in ("ring", "library")
-}
-assert all(alpha > 0 and beta > 0 for alpha, beta in fits.values())
-table(
-    [
-        [ranks, STYLES[name][0], f"{alpha * 1e6:.0f}", f"{1e-9 / beta:.2f}"]
-        for (ranks, name), (alpha, beta) in fits.items()
-    ],
-    ["ranks", "algorithm", "α, µs per message", "1 / β, GB/s"],
-)
-for ranks in timings:
-    alpha, beta = fits[ranks, "ring"]
-    record(
-        **{
-            f"alpha_us_{ranks}": alpha * 1e6,
-            f"beta_ns_{ranks}": beta * 1e9,
-            f"even_kb_{ranks}": ranks * alpha / beta / 1e3,
-        }
-    )
+# A message of b bytes takes α + β b. Computed, not measured.
 
 # %% name="model"
-fig, axes = plt.subplots()
-for ranks, marker, dash in zip(timings, "os", ("-", "--"), strict=True):
-    alpha, beta = fits[ranks, "ring"]
-    milliseconds = [of(ranks, "ring", size).seconds * 1e3 for size in SIZES]
-    curve = [SIZES[0] * 10 ** (i / 20) for i in range(97)]
-    model = [2 * (ranks - 1) * (alpha + beta * size / ranks) * 1e3 for size in curve]
-    color = RANK_COLORS[0]
-    axes.plot([size / MB for size in SIZES], milliseconds, marker, color=color, fillstyle="none")
-    axes.plot([size / MB for size in curve], model, dash, color=color, label=f"{ranks} ranks")
-axes.set(xscale="log", yscale="log", xlabel="size of the tensor, MB", ylabel="time, ms")
-axes.legend()
-figure(fig)
+LINK = Link(alpha=20e-6, beta=1e-10)  # 10 GB/s
+SMALL, LARGE = 4e3, 1e8
+WAYS = (root_all_reduce_seconds, ring_all_reduce_seconds, tree_all_reduce_seconds)
+table(
+    [
+        [f"{ranks:,}", *(f"{1e3 * way(size, ranks, LINK):,.2f}" for size in (SMALL, LARGE)
+                         for way in WAYS)]
+        for ranks in (2, 4, 8, 64, 1024)
+    ],
+    [
+        "ranks",
+        *(f"{size}: {way}" for size in ("4 kB", "100 MB") for way in ("root", "ring", "tree")),
+    ],
+    "r" * 7,
+)  # fmt: skip
+record(
+    alpha_us=1e6 * LINK.alpha,
+    bandwidth=1e-9 / LINK.beta,
+    stage_4_ms=1e3 * sum(ring_all_reduce_seconds(size, 4, LINK) for size in sizes),
+    stage_5_ms=1e3 * ring_all_reduce_seconds(sum(sizes), 4, LINK),
+)
 
 # %% [markdown]
-# ## Segments
-#
-# The reduce-scatter of the largest tensor, with segments of several lengths.
+# ## The program of this chapter
 
 
-# %% name="segments"
-KIB = 2**10
-SEGMENTS = {"256 KiB": 256 * KIB, "1 MiB": KIB**2, "4 MiB": 4 * KIB**2, "no segments": largest}
+# %% name="stage"
+def launch(ranks: int, steps: int) -> str:
+    command = f"torchrun --standalone --nproc_per_node={ranks} stages/5_ring.py"
+    launched = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command.split()[1:]],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "STEPS": str(steps)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert launched.returncode == 0, launched.stderr
+    return launched.stdout
 
 
-def time_segments(rank: int) -> dict[str, float]:
-    original = torch.rand(largest // 4)
-    place = ring.Ring()
-    seconds: dict[str, list[float]] = {name: [] for name in SEGMENTS}
-    for number in range(1 + ROUNDS):
-        for name, ring.SEGMENT_BYTES in SEGMENTS.items():
-            chunks = original.clone().tensor_split(place.size)
-            dist.barrier()
-            start = time.perf_counter()
-            ring.reduce_scatter_phase(chunks, place)
-            took = slowest(time.perf_counter() - start, original.device)
-            if number > 0:  # the first round warms up
-                seconds[name].append(took)
-    return {name: median(rounds) for name, rounds in seconds.items()}
-
-
-by_ranks = {ranks: miniddp.run_ranks(time_segments, ranks)[0] for ranks in TIMED}
-table(
-    [[name, *(f"{seconds[name] * 1e3:.1f}" for seconds in by_ranks.values())] for name in SEGMENTS],
-    ["length of a segment", *(f"{ranks} ranks, ms" for ranks in by_ranks)],
-)
+for ranks in (2, 3, 4):
+    (sent,) = re.findall("each step sent .*", launch(ranks, 2))
+    print(f"{ranks} ranks: {sent}")
+    assert f" {2 * (ranks - 1) / ranks * sum(sizes) / 1e6:.2f} MB" in sent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miniddp.ring import all_gather_steps, reduce_scatter_steps
+from miniddp.ring import reduce_scatter_steps
 
 ROOT = Path(__file__).parents[2]
 DIAGRAMS = sorted(path for path in (ROOT / "vis").glob("*.svg") if path.name != "favicon.svg")
@@ -202,65 +202,6 @@ def test_text_stands_out_from_what_lies_under_it(path, theme):
         assert contrast(colour["muted"], lane) >= 4.5
         assert contrast(colour["bg"], tone) >= 4.5
         assert contrast(tone, lane) >= 3  # lines and borders
-
-
-def moments(stem):
-    """For each moment of a chunk table: what every (rank, chunk) holds, and which are sent."""
-    root = root_of(ROOT / "vis" / f"{stem}.svg")
-    for moment in root.findall(f"{SVG}g[@data-moment]"):
-        held, chunk_at = {}, {}
-        for cell in moment.findall(f"{SVG}g[@data-rank]"):
-            rank, chunk = int(cell.get("data-rank")), int(cell.get("data-chunk"))
-            slots = [use.get("href").removeprefix(f"#{stem}-") for use in cell.findall(f"{SVG}use")]
-            colours = [
-                use.get("class").removeprefix(f"{stem}-rank") for use in cell.findall(f"{SVG}use")
-            ]
-            assert colours == [str("abcd".index(slot[0])) for slot in slots]
-            assert all(slot[1] == str(chunk) for slot in slots)
-            checked = cell.find(f"{SVG}circle") is not None
-            assert checked == (len(slots) == 4)
-            held[rank, chunk] = {"abcd".index(slot[0]) for slot in slots}
-            chunk_at[float(re.search(r" ([\d.]+)\)", cell.get("transform"))[1]) + 14] = chunk
-        sent = set()
-        for arrow in moment.iter(f"{SVG}path"):
-            marker = re.search(r"head(\d)", arrow.get("marker-end", ""))
-            if marker:
-                sent.add((int(marker[1]), chunk_at[float(arrow.get("d").split()[1])]))
-        yield held, sent
-
-
-def test_reduce_scatter_shows_what_the_code_does():
-    ranks = range(4)
-    expected = {(rank, chunk): {rank} for rank in ranks for chunk in ranks}
-    shown = list(moments("reduce-scatter"))
-    assert shown[0] == (expected, set())
-    for step, (held, sent) in enumerate(shown[1:]):
-        transfers = {(rank, reduce_scatter_steps(rank, 4)[step][0]) for rank in ranks}
-        assert sent == transfers
-        travelling = {transfer: expected[transfer] for transfer in transfers}
-        expected.update({place: set() for place in transfers})
-        for (rank, chunk), partial in travelling.items():
-            assert reduce_scatter_steps((rank + 1) % 4, 4)[step][1] == chunk
-            right = (rank + 1) % 4, chunk
-            expected[right] = expected[right] | partial
-        assert held == expected
-    assert len(shown) == 4
-    assert {place for place, parts in held.items() if len(parts) == 4} == {(r, r) for r in ranks}
-
-
-def test_all_gather_shows_what_the_code_does():
-    ranks = range(4)
-    complete = {(rank, rank) for rank in ranks}
-    shown = list(moments("all-gather"))
-    assert len(shown) == 4
-    for step, (held, sent) in enumerate(shown, start=-1):
-        transfers = {(r, all_gather_steps(r, 4)[step][0]) for r in ranks} if step >= 0 else set()
-        assert sent == transfers
-        assert transfers <= complete
-        complete |= {((rank + 1) % 4, chunk) for rank, chunk in transfers}
-        assert {place for place, parts in held.items() if len(parts) == 4} == complete
-        assert {place for place, parts in held.items() if not parts} == held.keys() - complete
-    assert len(complete) == 16
 
 
 def test_ring_shows_the_first_step_of_the_code():
