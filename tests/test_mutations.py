@@ -28,7 +28,7 @@ MUTATIONS = [
     Mutation(
         "skip the divide",
         "ddp.py",
-        "torch.mul(parameter.grad, self.factor(), out=view)",
+        "torch.mul(parameter.grad, share, out=view)",
         "view.copy_(parameter.grad)",
         f"{DDP}test_like_torch[follows_single_process-miniddp]",
     ),

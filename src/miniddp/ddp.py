@@ -138,8 +138,6 @@ class DistributedDataParallel(nn.Module):
 class Reducer:
     """Puts gradients into buckets and averages them while backward runs."""
 
-    # Build
-
     def __init__(self, ddp: DistributedDataParallel) -> None:
         named = ddp.module.named_parameters()
         trained = {name: p for name, p in named if p.requires_grad}
@@ -164,28 +162,21 @@ class Reducer:
             weakref.finalize(self, handle.remove)
 
     def initialize_buckets(self, cap_mb: float | None) -> None:
-        order = self.first_order
-        self.buckets = build_buckets(self.parameters, cap_mb, order)
-        self.place_of = {
-            i: (bucket, view)
-            for bucket in self.buckets
-            for i, view in zip(bucket.indices, bucket.gradients(), strict=True)
-        }
-
-    # Forward
+        self.buckets = build_buckets(self.parameters, cap_mb, self.first_order)
+        self.place_of = {}
+        for bucket in self.buckets:
+            for i, view in zip(bucket.indices, bucket.gradients(), strict=True):
+                self.place_of[i] = bucket, view
 
     def prepare_for_backward(self, output: Any) -> Any:
-        """A forward pass has ended whose backward shall average."""
-        self.expecting = True
-        self.ready = {}
+        """Forward has ended, and its backward shall average."""
+        self.expecting, self.ready = True, {}
         launched, self.launched = self.launched, []
         for bucket, work in launched:  # after an error in backward
             wait_for(work, bucket)
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)
         return output
-
-    # Hook
 
     def autograd_hook(self, i: int) -> None:
         """Autograd has accumulated the gradient of parameter i."""
@@ -200,15 +191,13 @@ class Reducer:
         checks.check_gradient(self.names[i], parameter, view, i in self.ready)
         if parameter.grad is None:
             view.zero_()
-        elif not self.as_views:
-            torch.mul(parameter.grad, self.factor(), out=view)
-        elif not same_memory(parameter.grad, view):
-            view.copy_(parameter.grad)
-            parameter.grad = view.detach()
+        else:  # copy and divide in one pass; a communication hook divides
+            share = 1 if self.comm_hook else 1 / self.world_size
+            torch.mul(parameter.grad, share, out=view)
+            if self.as_views:
+                parameter.grad = view.detach()
         self.ready[i] = None
         bucket.pending -= 1
-
-    # Launch
 
     def launch_full_buckets(self) -> None:
         """Launch in the same order on every rank, whichever is full first."""
@@ -223,25 +212,17 @@ class Reducer:
         if self.comm_hook:
             hook, state = self.comm_hook
             return hook(state, bucket)
-        if self.as_views:
-            bucket.buffer().mul_(self.factor())
         return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
-
-    def factor(self) -> float:
-        """What makes a sum a mean; a communication hook divides by itself."""
-        return 1 if self.comm_hook else 1 / self.world_size
-
-    # Finish, when backward is done
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for all buckets; let every `.grad` be the mean."""
+        """Backward is done: wait; let every `.grad` be the mean."""
         launched, self.launched, self.expecting = self.launched, [], False
+        self.first_order = self.first_order or list(self.ready)
         for bucket, work in launched:
             wait_for(work, bucket)
-        self.first_order = self.first_order or list(self.ready)
-        for i in range(len(self.parameters)):
-            self.give_mean(i)
+            for i in bucket.indices:
+                self.give_mean(i)
 
     def give_mean(self, i: int) -> None:
         parameter, (_, view) = self.parameters[i], self.place_of[i]
@@ -253,8 +234,6 @@ class Reducer:
             parameter.grad = view.clone()
         else:
             parameter.grad.copy_(view)
-
-    # Rebuild
 
     @torch.no_grad()
     def rebuild_buckets(self) -> None:
