@@ -155,7 +155,7 @@ def walk(rank: int) -> list[float]:
     for step, (send, receive) in enumerate(ring.reduce_scatter_steps(rank, 3)):
         arrived = torch.empty(1)
         ring.exchange(chunks[send], arrived, place)
-        chunks[receive] += arrived
+        chunks[receive].add_(arrived)
         print(f"reduce-scatter {step}: {show(tensor)}\n  sent {send}, added to {receive}")
     for step, (send, receive) in enumerate(ring.all_gather_steps(rank, 3)):
         ring.exchange(chunks[send], chunks[receive], place)
