@@ -160,6 +160,135 @@ record(
 )
 
 # %% [markdown]
+# ## A message for each gradient
+#
+# As soon as backward has a gradient, its all-reduce starts: on the node, and on eight such nodes by
+# the network model. Which of these messages carry the bytes, and which take the link's time?
+
+# %% name="messages"
+NODE, MANY = RANKS, 8 * RANKS
+
+
+def link_of(world_size: int) -> AllReduce:
+    node = NODES["DGX H100"]
+    return link if world_size == RANKS else lambda size: node.all_reduce_seconds(size, world_size)
+
+
+def share_of(part: Sequence[float], cost: AllReduce) -> float:
+    return 100 * sum(map(cost, part)) / sum(map(cost, gradients))
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:.3g} MB" if size >= 1e5 else f"{size / 1e3:.3g} kB"
+
+
+by_size = {size: [each for each in gradients if each == size] for size in sorted(set(gradients))}
+table(
+    [
+        [megabytes(size), len(part), f"{share_of(part, float):.2f}"]
+        + [f"{share_of(part, link_of(world_size)):.1f}" for world_size in (NODE, MANY)]
+        for size, part in by_size.items()
+    ],
+    ["a gradient of", "messages", "bytes, %", f"time on {NODE} GPUs, %", f"on {MANY}, %"],
+)
+
+# %% name="messages-values"
+TINY = 1e4
+tiny = [size for size in gradients if size < TINY]
+record(
+    tiny=len(tiny),
+    tiny_bytes_share=share_of(tiny, float),
+    tiny_time_share=share_of(tiny, link_of(MANY)),
+    node=NODE,
+    many=MANY,
+)
+
+# %% [markdown]
+# The same gradients in one message after backward, and in buckets during backward.
+
+# %% name="packed"
+last_first = list(reversed(range(len(gradients))))
+PLANS = {
+    "a message for each gradient": [[i] for i in last_first],
+    "one message, after backward": [last_first],
+    "buckets": buckets(layers),
+}
+
+
+def busy_and_left(plan: list[list[int]], world_size: int) -> tuple[float, float]:
+    """Milliseconds for which the link works, and for which the ranks wait for it."""
+    cost = link_of(world_size)
+    busy = sum(cost(sum(gradients[i] for i in bucket)) for bucket in plan)
+    return 1e3 * busy, 1e3 * simulate(layers, cost, plan).exposed
+
+
+packed = {
+    (name, world_size): busy_and_left(plan, world_size)
+    for name, plan in PLANS.items()
+    for world_size in (NODE, MANY)
+}
+table(
+    [
+        [name, len(plan)]
+        + [f"{value:.1f}" for size in (NODE, MANY) for value in packed[name, size]]
+        for name, plan in PLANS.items()
+    ],
+    ["gradients travel as", "messages"]
+    + [f"{what}, {size} GPUs" for size in (NODE, MANY) for what in ("link busy", "left")],
+)
+for size in (NODE, MANY):
+    waits = [packed[name, size][1] for name in PLANS]
+    assert min(waits) == waits[-1], "buckets leave the least"
+
+# %% name="packed-values"
+record(
+    each_left_node=packed["a message for each gradient", NODE][1],
+    each_left_many=packed["a message for each gradient", MANY][1],
+    each_busy_many=packed["a message for each gradient", MANY][0],
+    buckets_busy_many=packed["buckets", MANY][0],
+    buckets_left_many=packed["buckets", MANY][1],
+    flat_left_many=packed["one message, after backward", MANY][1],
+)
+
+# %% [markdown]
+# ## One GPU, and eight
+#
+# Eight micro-batches: on one GPU one after the other, on eight GPUs at the same time.
+
+# %% name="why"
+EIGHT = {
+    "eight GPUs,\nthe program of\nthe first page": bars["a message per parameter"],
+    "eight GPUs,\nat the end of\nchapter 7": bars["buckets during backward"],
+}
+fig, axes = plt.subplots(figsize=(5.2, 3.4))
+for number in range(RANKS):
+    axes.barh(0, 1e3 * alone, 0.9, 1e3 * alone * number, color=SURFACE, edgecolor=FOREGROUND)
+for group, (one, wait) in enumerate(EIGHT.values()):
+    rows = [1.6 + 2.6 * group + 0.25 * rank for rank in range(RANKS)]
+    axes.barh(rows, 1e3 * one, 0.22, color=RANK_COLORS[:RANKS], alpha=0.6, linewidth=0)
+    axes.barh(rows, 1e3 * wait, 0.22, 1e3 * one, color=WAITING, alpha=0.35, linewidth=0)
+    text = f"{1e3 * (one + wait):.1f} ms: {RANKS * alone / (one + wait):.1f} times as fast"
+    axes.text(1e3 * (one + wait) + 6, rows[4], text, va="center", color=FOREGROUND)
+axes.text(0, -0.7, f"{1e3 * RANKS * alone:.1f} ms", va="center", color=FOREGROUND)
+axes.text(1e3 * alone, 1.2, "waits", va="center", color=WAITING)
+axes.invert_yaxis()
+axes.set_yticks([0, 2.475, 5.075], ["one GPU", *EIGHT])
+axes.set(xlabel="ms")
+axes.grid(visible=False, axis="y")
+figure(fig)
+
+# %% name="why-values"
+naive, overlapped = (sum(parts) for parts in EIGHT.values())
+record(
+    gpus=RANKS,
+    one_gpu_ms=1e3 * RANKS * alone,
+    naive_ms=1e3 * naive,
+    naive_times=RANKS * alone / naive,
+    naive_lost=100 * (1 - alone / naive),
+    overlapped_times=RANKS * alone / overlapped,
+)
+
+# %% [markdown]
 # ## Two streams
 #
 # The same steps in time: above what the GPU computes, below what is on its way.
