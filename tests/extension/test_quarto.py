@@ -48,9 +48,12 @@ def test_book(book, render_all):
     html = {path.stem: path.read_text(encoding="utf-8") for path in book.glob("_book/**/*.html")}
 
     code = html["05-code"]
-    assert code.count('<button class="code-annotation-anchor"') == 5
+    assert code.count('<button class="code-annotation-anchor"') == 6
     assert not re.search(r"&lt;\d+&gt;", code)
     assert 'data-code-annotation="1">A <a href="../appendix/glossary.html#term-rank"' in code
+
+    assert html["05-diff"].count('class="code-annotation-anchor"') == 3
+    assert 'data-code-annotation="3"' in html["05-diff"]
 
     run = html["05-run"]
     assert run.count('<ul class="nav nav-tabs"') == 2

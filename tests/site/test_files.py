@@ -245,6 +245,9 @@ def test_no_markup_is_left_over(pages: dict[Path, PageParser]) -> None:
         "callout-note",
         "takeaways",
         "doc-biblioref",
+        "<ins>",
+        'class="folded"',
+        'class="predict"',
     ],
 )
 def test_the_sample_holds_what_the_browser_tests_look_at(sites: Sites, part: str) -> None:

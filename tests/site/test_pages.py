@@ -17,7 +17,8 @@ SHOWN = ":not(dl.code-annotation-container-hidden *)"  # notes are there, but fo
 ANCHOR = "button.code-annotation-anchor"
 DARK = "rgb(20, 23, 28)"
 LIGHT = "rgb(255, 255, 255)"
-# The lines of a code block, without its buttons: every line is a span with a name.
+# The lines of a code block, without its buttons: every line is a span with a name. What changes
+# between two files is not copied.
 CODE_TEXT = """pre => [...pre.querySelectorAll("code > span[id]")]
     .map(line => line.textContent).join("\\n")"""
 # The text of an element as it is read: a formula once, without the TeX that MathML carries along.
@@ -169,11 +170,12 @@ SCROLLING = """() => [...document.querySelectorAll("main pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1)
     .map(code => [code.textContent.slice(0, 60), code.tabIndex,
         getComputedStyle(code).backgroundImage.split("linear-gradient").length - 1])"""
-# Quotes that scroll though no line is wider than 80 characters, which those of the package are not.
+# Quotes that scroll though no line is wider than 80 characters, which those of the package are not,
+# and a sign in front of it where two files are compared.
 CUT_OFF = """() => [...document.querySelectorAll("main .code pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth)
-    .filter(code => [...code.querySelectorAll(":scope > span[id]")]
-        .every(line => line.textContent.length <= 80))
+    .filter(code => [...code.querySelectorAll("span[id]")]
+        .every(line => line.textContent.trimEnd().length <= (code.closest(".diff") ? 82 : 80)))
     .map(code => code.textContent.slice(0, 60))"""
 
 
@@ -200,12 +202,13 @@ def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
               if block.locator(".code-copy-button").count()]  # fmt: skip
     annotated = [block for block in blocks if block.locator(ANCHOR).count()]
     with_needs = visible(page.locator("main .code[data-before] pre"))
-    for block in [*blocks[:1], *annotated[:1], *with_needs[:1]]:
+    diffs = visible(page.locator("main .diff pre"))
+    for block in [*blocks[:1], *annotated[:1], *with_needs[:1], *diffs[:1]]:
         block.hover()
         block.locator(".code-copy-button").click()
         copied = page.evaluate("navigator.clipboard.readText()")
         needs = block.evaluate("pre => pre.closest('.code')?.dataset.before ?? ''")
-        assert copied.rstrip("\n") == needs + block.evaluate(CODE_TEXT).rstrip("\n")
+        assert copied.rstrip("\n") == (needs + block.evaluate(CODE_TEXT)).rstrip("\n")
         assert copied.strip()
 
 
