@@ -86,7 +86,7 @@ function build() {
   const chosen = { length: 10, worldSize: 4, shuffle: true, seed: 0, epoch: 0, rest: "pad", contiguous: false };
   let tiles = new Map(); // by sample and whether it is read again
 
-  const strip = html("ol", { class: "strip", "aria-label": "The order of the epoch" });
+  const strip = html("ol", { class: "order", "aria-label": "The order of the epoch" });
   const rows = html("div", { class: "readers" });
   const says = html("p", { class: "says", role: "status" });
   const code = html("code");

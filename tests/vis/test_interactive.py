@@ -821,6 +821,8 @@ def test_the_explorer_follows_its_controls(page: Page) -> None:
 
     assert shown() == sampled(10, 4, 0)
     assert page.locator(".reader .again").count() == 2
+    again = page.locator(".order .again").first
+    expect(again).to_have_css("overflow", "visible")  # its badge lies on the corner
     page.get_by_role("button", name="Next epoch").click()
     assert shown() == sampled(10, 4, 1)
     page.get_by_label("Seed").fill("7")
@@ -829,7 +831,7 @@ def test_the_explorer_follows_its_controls(page: Page) -> None:
     assert shown() == sampled(10, 4, 1, seed=7), "what is not a seed changes nothing"
     page.get_by_role("radio", name="drop").check(force=True)
     assert shown() == sampled(10, 4, 1, seed=7, drop_last=True)
-    assert page.locator(".strip .dropped").count() == 2
+    assert page.locator(".order .dropped").count() == 2
     page.get_by_role("slider").focus()
     page.keyboard.press("ArrowRight")
     page.get_by_role("radio", name="5").check(force=True)
