@@ -2,16 +2,17 @@
 # # Replicas
 #
 # Data parallel training keeps one copy of the model per rank. This run trains copies that start
-# equal and copies that do not, builds them with equal and with different seeds, lets `SimpleDDP`
-# compare them, and repairs the ones that differ.
+# equal and copies that do not, makes them equal by a broadcast and by seeds, compares them, and
+# looks at what differs all the same: dropout masks and buffers.
 
 # %% name="setup"
+import os
 import pickle
 import re
 import textwrap
 import time
 import warnings
-from collections.abc import Callable
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
@@ -26,6 +27,43 @@ from miniddp.replicate import _fingerprints, broadcast_module, verify_replicas
 
 WORLD_SIZES = [2, 4]
 provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
+
+# %% [markdown]
+# ## Stage 3 without its seed
+#
+# The program of the chapter before, as it is, and with one line changed: each rank seeds with its
+# rank before it builds the model.
+
+
+# %% name="unseeded"
+STAGE_STEPS = 60
+
+
+def stage_3(rank: int, seed: str) -> None:
+    """Stage 3 in the group that is there already, its weights drawn from `seed`."""
+    os.environ["STEPS"] = str(STAGE_STEPS)
+    torch.set_num_threads(1)
+    source = Path("stages/3_sharding.py").read_text(encoding="utf-8")
+    names = {"__name__": "stage"}
+    exec(source.replace("torch.manual_seed(0)", f"torch.manual_seed({seed})"), names)
+    names["init_process_group"] = names["destroy_process_group"] = lambda: None
+    names["main"]()
+
+
+def losses_of(seed: str) -> dict[str, str]:
+    said = miniddp.run_ranks(stage_3, 2, seed, timeout=300).outputs[0]
+    return dict(re.findall(r"(step +\d+|held-out) +loss (\S+)", said))
+
+
+seeded, unseeded = losses_of("0"), losses_of("dist.get_rank()")
+held_out, held_out_unseeded = float(seeded["held-out"]), float(unseeded["held-out"])
+assert seeded != unseeded
+assert held_out < held_out_unseeded < 6, "it learns, but less"
+table(
+    [[moment, seeded[moment], unseeded[moment]] for moment in seeded],
+    ["loss", "manual_seed(0)", "manual_seed(rank)"],
+)
+record(held_out=held_out, held_out_unseeded=held_out_unseeded)
 
 # %% [markdown]
 # ## Copies that start different stay different
@@ -93,88 +131,51 @@ record(
 )
 
 # %% [markdown]
-# ## The same seed on every rank
+# ## A broadcast makes copies equal
 #
-# Every rank builds the model by itself. Nothing is sent. The seed alone makes the weights equal.
+# Four ranks build the tiny language model from four seeds. A broadcast copies the tensors of rank 0
+# to all others.
 
 
-# %% name="same-seed"
+# %% name="broadcast"
 def build(seed: int) -> torch.nn.Module:
     miniddp.set_seed(seed)
     return load_model("tiny", pretrained=False).to(device())
 
 
-def first_weights(model: torch.nn.Module) -> str:
-    return numbers(next(model.parameters()).flatten()[:4])
+def repair(rank: int) -> tuple[float, float]:
+    model, reference = build(seed=rank), build(seed=0)
+    before = difference(model, reference)
+    broadcast_module(model)
+    verify_replicas(model)
+    after = difference(model, reference)
+    print(f"before: {before:.6f}")
+    print(f"after:  {after:.6f}")
+    return before, after
 
 
-def numbers(values: torch.Tensor) -> str:
-    return " ".join(f"{value:+.4f}" for value in values.tolist())
+def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max((x - y).abs().max().item() for x, y in pairs)
 
 
-def say(text: object) -> None:
-    """Print in lines that are short enough for ranks side by side."""
-    print(textwrap.fill(str(text), width=33, subsequent_indent="  "))
-
-
-def wrap_with_one_seed(rank: int) -> int:
-    model = build(seed=42)
-    print("first weights:", first_weights(model), sep="\n")
-    ddp = miniddp.SimpleDDP(model)
-    print("SimpleDDP raises no error")
-    return sum(parameter.numel() for parameter in ddp.parameters())
-
-
-counts = miniddp.run_ranks(wrap_with_one_seed, 4)
-assert len(set(counts)) == 1
-assert len(set(counts.outputs)) == 1, "every rank must print the same weights"
-show_ranks(counts)
-record(parameters=counts[0])
+repaired = miniddp.run_ranks(repair, 4)
+assert repaired[0][0] == 0
+assert all(before > 0 for before, _ in repaired[1:])
+assert all(after == 0 for _, after in repaired)
+show_ranks(repaired)
 
 # %% [markdown]
 # ## One rank with another seed
 #
-# Rank 0 seeds with 43, the others with 42. The weights differ, and `SimpleDDP` says so on every
-# rank: also on rank 0, which would otherwise go on and wait for the others.
+# Rank 0 seeds with 43, rank 1 with 42. The check says so on both: also on rank 0, which would
+# otherwise go on and wait for the other.
 
 
 # %% name="different-seed"
-def wrap_with_two_seeds(rank: int) -> str:
-    model = build(seed=43 if rank == 0 else 42)
-    print("first weights:", first_weights(model), sep="\n")
-    try:
-        miniddp.SimpleDDP(model)
-    except ValueError as error:
-        say(f"ValueError: {error}")
-        return str(error)
-    return ""
-
-
-messages = miniddp.run_ranks(wrap_with_two_seeds, 2)
-assert len(set(messages)) == 1, "every rank must see the same error"
-assert "replicas differ" in messages[0]
-show_ranks(messages)
-
-# %% name="which-rank"
-four = miniddp.run_ranks(lambda rank: wrap_with_two_seeds(0 if rank == 2 else 1), 4)
-assert all(message.endswith("on rank 2") for message in four)
-say(four[0])
-
-# %% [markdown]
-# ## One random number too many
-#
-# Every rank seeds with 42. Rank 0 then draws one random number before it builds the model, as a
-# line does that logs a random sample.
-
-
-# %% name="one-draw"
-def wrap_after_a_draw(rank: int) -> tuple[list[float], str]:
-    miniddp.set_seed(42)
-    if rank == 0:
-        torch.rand(1)
-    model = load_model("tiny", pretrained=False).to(device())
-    print("first weights:", first_weights(model), sep="\n")
-    return next(model.parameters()).flatten()[:4].tolist(), verdict(model)
+def say(text: object) -> None:
+    """Print in lines that are short enough for ranks side by side."""
+    print(textwrap.fill(str(text), width=33, subsequent_indent="  "))
 
 
 def verdict(model: torch.nn.Module) -> str:
@@ -187,7 +188,38 @@ def verdict(model: torch.nn.Module) -> str:
     return ""
 
 
-drawn = miniddp.run_ranks(wrap_after_a_draw, 2)
+def compare_two_seeds(rank: int) -> str:
+    return verdict(build(seed=43 if rank == 0 else 42))
+
+
+messages = miniddp.run_ranks(compare_two_seeds, 2)
+assert len(set(messages)) == 1, "every rank must see the same error"
+assert "replicas differ" in messages[0]
+show_ranks(messages)
+
+# %% [markdown]
+# ## One random number too many
+#
+# Every rank seeds with 42. Rank 0 then draws one random number before it builds the model, as a
+# line does that logs a random sample.
+
+
+# %% name="one-draw"
+def build_after_a_draw(rank: int) -> tuple[list[float], str]:
+    miniddp.set_seed(42)
+    if rank == 0:
+        torch.rand(1)
+    model = load_model("tiny", pretrained=False).to(device())
+    first = next(model.parameters()).flatten()[:4]
+    print("first weights:", numbers(first), sep="\n")
+    return first.tolist(), verdict(model)
+
+
+def numbers(values: torch.Tensor) -> str:
+    return " ".join(f"{value:+.4f}" for value in values.tolist())
+
+
+drawn = miniddp.run_ranks(build_after_a_draw, 2)
 (weights_0, message_0), (weights_1, message_1) = drawn
 assert weights_0[:3] == weights_1[1:], "rank 0 is one random number ahead"
 assert message_0 == message_1
@@ -235,44 +267,16 @@ waits = f"no output\nafter {PATIENCE} s still in broadcast,\n  called by verify_
 show_ranks([waits, texts[1]])
 
 # %% [markdown]
-# ## Repair by broadcast
-#
-# A broadcast copies the tensors of rank 0 to all other ranks. Afterwards the comparison passes.
-
-
-# %% name="broadcast"
-def repair(rank: int) -> tuple[float, float]:
-    model, reference = build(seed=42 + rank), build(seed=42)
-    before = difference(model, reference)
-    broadcast_module(model)
-    verify_replicas(model)
-    after = difference(model, reference)
-    print(f"before the broadcast: {before:.6f}")
-    print(f"after the broadcast:  {after:.6f}")
-    return before, after
-
-
-def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
-    pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return max((x - y).abs().max().item() for x, y in pairs)
-
-
-repaired = miniddp.run_ranks(repair, 4)
-assert repaired[0][0] == 0
-assert all(before > 0 for before, _ in repaired[1:])
-assert all(after == 0 for _, after in repaired)
-show_ranks(repaired)
-record(largest_difference=max(before for before, _ in repaired))
-
-# %% [markdown]
 # ## Buffers are part of the replica
 #
 # Batch normalisation keeps a running mean in a *buffer*: a tensor that is saved with the model but
-# that the optimizer does not train. Every rank sees other data, so after one forward pass the
-# buffers differ, although every parameter is still the same.
+# that the optimizer does not train. Every rank sees other data, so a forward pass makes the buffers
+# differ, although every parameter is still the same. Before each forward pass torch's
+# DistributedDataParallel broadcasts the buffers of rank 0. What the others had counted is
+# overwritten.
 
 
-# %% name="buffers"
+# %% name="torch-buffers"
 def normalised(rank: int) -> torch.nn.Module:
     """Equal weights on every rank; what is drawn afterwards, the rank's data, is its own."""
     miniddp.set_seed(42)
@@ -281,36 +285,6 @@ def normalised(rank: int) -> torch.nn.Module:
     return model
 
 
-def drift(rank: int) -> tuple[float, str]:
-    model = normalised(rank)
-    verify_replicas(model)
-    model(torch.randn(16, 8).to(device()))
-    mean = model[1].running_mean
-    print("running mean:", numbers(mean), sep="\n")
-    try:
-        verify_replicas(model)
-        message = ""
-    except ValueError as error:
-        message = str(error)
-        say(f"ValueError: {error}")
-    broadcast_module(model)
-    verify_replicas(model)
-    print("after a broadcast: identical")
-    return mean[0].item(), message
-
-
-buffers = miniddp.run_ranks(drift, 2)
-assert all("buffer '1.running_mean'" in message for _, message in buffers)
-show_ranks(buffers)
-
-# %% [markdown]
-# ## torch's DistributedDataParallel copies the buffers
-#
-# Before each forward pass it broadcasts the buffers of rank 0. What the other ranks had counted
-# is overwritten.
-
-
-# %% name="torch-buffers"
 def two_forwards(rank: int) -> list[list[float]]:
     model = normalised(rank)
     seen = []
@@ -348,32 +322,53 @@ for text in told or ["no warning"]:
     say(". ".join(text.split(". ")[:2]))
 
 # %% [markdown]
-# ## A seed per rank for dropout
+# ## Equal weights, and dropout masks of one's own
 #
-# After the model is built, every rank draws the same random numbers: the same dropout masks. A
-# second call of `set_seed`, with the rank as offset, gives each rank masks of its own.
+# Four ways to seed two ranks. Each draws the weights of a layer, and then a dropout mask.
 
 
-# %% name="dropout"
-def masks(rank: int) -> tuple[list[int], list[int]]:
-    build(seed=42)
-    same = draw_mask()
+# %% name="seeds"
+def layer() -> torch.nn.Linear:
+    return torch.nn.Linear(4, 4).to(device())
+
+
+def drawn_by(model: torch.nn.Linear) -> tuple[str, str]:
+    """The layer's first weight, and what a dropout that follows keeps of 12 values."""
+    kept = functional.dropout(torch.ones(12, device=device()), p=0.5).tolist()
+    return f"{model.weight[0, 0].item():+.4f}", " ".join("x" if value else "." for value in kept)
+
+
+def seed_in_four_ways(rank: int) -> list[tuple[str, str]]:
+    miniddp.set_seed(42)
+    same = drawn_by(layer())
     miniddp.set_seed(42, rank_offset=rank)
-    own = draw_mask()
-    print("alike: ", *same)
-    print("offset:", *own)
-    return same, own
+    own = drawn_by(layer())
+    miniddp.set_seed(42)
+    model = layer()
+    miniddp.set_seed(42, rank_offset=1 + rank)
+    same_then_own = drawn_by(model)
+    miniddp.set_seed(42, rank_offset=rank)
+    model = layer()
+    broadcast_module(model)
+    return [same, own, same_then_own, drawn_by(model)]
 
 
-def draw_mask() -> list[int]:
-    return functional.dropout(torch.ones(12, device=device()), p=0.5).int().tolist()
-
-
-drawn_masks = miniddp.run_ranks(masks, 2)
-(same_0, own_0), (same_1, own_1) = drawn_masks
-assert same_0 == same_1
-assert own_0 != own_1
-show_ranks(drawn_masks)
+by_rank = miniddp.run_ranks(seed_in_four_ways, 2)
+ways = ["same", "own", "same, then own", "own, then broadcast"]
+equal_weights, equal_masks = (
+    [a[part] == b[part] for a, b in zip(*by_rank, strict=True)] for part in (0, 1)
+)
+assert equal_weights == [True, False, True, True]
+assert equal_masks == [True, False, False, False]
+table(
+    [
+        [way, rank, *drawn[number]]
+        for number, way in enumerate(ways)
+        for rank, drawn in enumerate(by_rank)
+    ],
+    ["seeding", "rank", "first weight", "dropout keeps"],
+    align="lrrl",
+)
 
 # %% [markdown]
 # ## The parameters that `model.model` leaves out
@@ -435,55 +430,25 @@ record(
 )
 
 # %% [markdown]
-# ## What the comparison costs
+# ## What the comparison sends
 #
-# `verify_replicas` sends a digest of every tensor, not the tensors. Its time is set by reading the
-# weights once, so it grows with the model, but the bytes on the wire grow only with the number of
-# tensors. The naive way broadcasts every tensor. Times are the fastest of five, on one machine,
-# where a message is a copy in memory.
+# `verify_replicas` sends a line of text for each tensor, with a digest of its values, in place of
+# the tensor.
 
 
 # %% name="cost"
-def cost(rank: int, size: str) -> tuple[int, int, int, float, float]:
-    model = load_model(size, pretrained=False).to(device())
-    broadcast_module(model)
-    times: dict[Callable[[torch.nn.Module], None], list[float]] = {
-        verify_replicas: [],
-        verify_alone: [],
-    }
-    for _ in range(5):
-        for verify, seconds in times.items():
-            dist.barrier()
-            start = time.perf_counter()
-            verify(model)
-            seconds.append(time.perf_counter() - start)
+rows = {}
+for size in ("tiny", "5m", "25m"):
+    model = load_model(size, pretrained=False)
     digests = list(_fingerprints(model, values=True))
     num_bytes = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
-    return len(digests), num_bytes, len(pickle.dumps(digests)), *map(min, times.values())
-
-
-rows, costs = [], {}
-for size in ("tiny", "5m", "25m"):
-    costs[size] = miniddp.run_ranks(cost, 2, size, timeout=120)[0]
-    tensors, num_bytes, digest_bytes, by_digest, by_tensor = costs[size]
-    rows.append(
-        [
-            size,
-            tensors,
-            f"{num_bytes / 1e6:.1f}",
-            f"{digest_bytes / 1e6:.3f}",
-            f"{by_tensor * 1e3:.0f}",
-            f"{by_digest * 1e3:.0f}",
-        ]
-    )
-    assert digest_bytes < num_bytes / 100
+    rows[size] = [len(digests), num_bytes / 1e6, len(pickle.dumps(digests)) / 1e3]
+    assert rows[size][2] < 10 * rows[size][1], "less than a hundredth"
 table(
-    rows,
-    ["model", "tensors", "MB, tensors", "MB, digests", "ms, tensors", "ms, digests"],
+    [
+        [size, count, f"{megabytes:.1f}", f"{kilobytes:.1f}"]
+        for size, (count, megabytes, kilobytes) in rows.items()
+    ],
+    ["model", "tensors", "MB of values", "kB of digests"],
 )
-record(
-    largest_mb=costs["25m"][1] / 1e6,
-    largest_digests_kb=costs["25m"][2] / 1e3,
-    smallest_saving=min(num_bytes / digests for _, num_bytes, digests, _, _ in costs.values()),
-    largest_saving=max(num_bytes / digests for _, num_bytes, digests, _, _ in costs.values()),
-)
+record(largest_mb=rows["25m"][1], largest_digests_kb=rows["25m"][2])
