@@ -3,6 +3,7 @@
     python tools/check.py
     python tools/check.py --strict
     python tools/check.py --write-status
+    python tools/check.py --unquoted
 
 A CPU recording that is stale or missing is an error, a GPU recording that is stale is reported.
 Needs only Python's standard library.
@@ -22,6 +23,7 @@ from typing import Any
 
 import arguments
 import digest
+import quoted
 import scrub
 
 ROOT = digest.ROOT
@@ -409,8 +411,15 @@ def main(given: list[str], root: Path = ROOT) -> int:
     parser = arguments.Parser(__doc__)
     parser.add_argument("--write-status", action="store_true", help=f"write {STATUS}")
     parser.add_argument("--strict", action="store_true", help="take every warning for an error")
+    parser.add_argument(
+        "--unquoted", action="store_true", help="only the code of the path that no chapter quotes"
+    )
     options = parser.parse_args(given)
     try:
+        if options.unquoted:
+            missing = list(quoted.unquoted(root))
+            print("\n".join([*missing, f"{len(missing)} stretches that no chapter quotes"]))
+            return 1 if missing else 0
         if options.write_status:
             write_status(root)
         found = states(root)

@@ -15,6 +15,8 @@ from pathlib import Path
 import pypandoc
 import pytest
 
+from quoted import definitions, span
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXTENSION = ROOT / "_extensions" / "ddp-book"
@@ -29,24 +31,6 @@ def quotes(path: Path) -> dict[str, str | dict[str, str]]:
     return json.loads(done.stdout) or {}
 
 
-def definitions(body: list[ast.stmt], prefix: str = ""):
-    """Yield (dotted name, first line, last line) of functions, classes and their members."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            yield prefix + node.name, first, node.end_lineno
-            if isinstance(node, ast.ClassDef):
-                yield from definitions(node.body, f"{prefix}{node.name}.")
-            continue
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name):
-            yield prefix + target.id, node.lineno, node.end_lineno
-        for inner in ("body", "orelse", "finalbody"):
-            yield from definitions(getattr(node, inner, []), prefix)
-        for handler in getattr(node, "handlers", []):
-            yield from definitions(handler.body, prefix)
-
-
 def without_indent(lines: list[str]) -> list[str]:
     margin = len(lines[0]) - len(lines[0].lstrip())
     cut = [line[margin:] if line[:margin].isspace() else line for line in lines]
@@ -57,16 +41,16 @@ def without_indent(lines: list[str]) -> list[str]:
 def test_quotes_are_what_python_parses(path):
     text = path.read_text(encoding="utf-8")
     lines, found = text.splitlines(), quotes(path)
-    expected = list(definitions(ast.parse(text).body))
-    times = Counter(name for name, _, _ in expected)
-    for name, first, last in expected:
+    expected = [(name, span(node)) for name, node in definitions(ast.parse(text).body)]
+    times = Counter(name for name, _ in expected)
+    for name, numbers in expected:
         if times[name] > 1:
             continue
-        quoted = found[name].splitlines()
-        wanted = without_indent(lines[first - 1 : last])
-        assert quoted[: len(wanted)] == wanted, name
+        quote = found[name].splitlines()
+        wanted = without_indent([lines[number - 1] for number in numbers])
+        assert quote[: len(wanted)] == wanted, name
         # Comments at the end of a block belong to it, which Python's parser does not say.
-        assert all(not line or line.lstrip().startswith("#") for line in quoted[len(wanted) :])
+        assert all(not line or line.lstrip().startswith("#") for line in quote[len(wanted) :])
     assert set(found) == set(times)
 
 
