@@ -1,15 +1,21 @@
 # %% [markdown]
 # # Why averaging works
 #
-# Six samples and one weight, first. Then a small classifier that one process and 2, 3 and 4 ranks
-# train on the same samples: are the gradients the same, and the weights? Then six cases in which
-# the mean of the ranks is not the gradient of the joined batch, and what mends each of them.
+# The program of the first page compares itself with one process, on two ranks and on five. Then a
+# small classifier that one process and 2, 3 and 4 ranks train on the same samples: are the
+# gradients the same, and the weights? Last, cases in which the mean of the ranks is not the
+# gradient of the joined batch.
 
 # %% name="setup"
 import math
-import textwrap
+import os
+import re
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -20,52 +26,155 @@ from torch.nn.functional import cross_entropy, dropout, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 from torch.optim import SGD, Adam, Optimizer
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 
 import miniddp
-from book import FOREGROUND, MUTED, data_dir, figure, provenance, record, show_ranks, table
+from book import (
+    FOREGROUND,
+    MUTED,
+    RANK_COLORS,
+    figure,
+    provenance,
+    record,
+    show_ranks,
+    table,
+)
 from miniddp.accumulation import mean_weights
-from miniddp.data import encode, load_mrpc
-from miniddp.model import load_tokenizer
 from miniddp.process import device
 
 WORLD_SIZES = [2, 3, 4]
-provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
+provenance(device=device(), world_size=[2, 3, 4, 5], backend="gloo")
 
 # %% [markdown]
-# ## Six samples, one weight
+# ## The program of the first page, against one process
 #
-# The prediction is `w * x`, the loss half the squared error, and w = 1 at the start.
+# Its batch has 36 sequences. Two ranks divide it, five do not.
 
-# %% name="paper"
-SIX_SAMPLES = [(4, 2), (2, 1), (5, 4), (1, -4), (1, 0), (3, 2)]
-
-
-def gradient_of(samples: Sequence[tuple[int, int]]) -> Tensor:
-    weight = torch.ones((), requires_grad=True)
-    losses = [(weight * x - y) ** 2 / 2 for x, y in samples]
-    (sum(losses) / len(samples)).backward()
-    return weight.grad
+# %% name="stage"
+STAGES = Path(miniddp.__file__).parents[2] / "stages"
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
-def share(rank: int, world_size: int) -> float:
-    size = len(SIX_SAMPLES) // world_size
-    gradient = gradient_of(SIX_SAMPLES[rank * size : (rank + 1) * size])
-    print(f"own gradient:  {gradient:.0f}")
-    gradient /= world_size
-    dist.all_reduce(gradient)
-    print(f"mean gradient: {gradient:.0f}")
-    print(f"new weight:    {1 - 0.1 * gradient:.1f}")
-    return gradient.item()
+class Printed(NamedTuple):
+    """What a stage printed: differences to one process by dtype, losses by step."""
+
+    off: dict[str, float]
+    losses: dict[int, float]
 
 
-assert [gradient_of([sample]).item() for sample in SIX_SAMPLES] == [8, 2, 5, 5, 1, 3]
-assert gradient_of(SIX_SAMPLES) == 4
-for world_size, own in ((2, [5, 3]), (3, [5, 5, 2])):
-    shared = miniddp.run_ranks(share, world_size, world_size)
-    assert [int(text.split()[2]) for text in shared.outputs] == own
-    assert all(abs(gradient - 4) < 1e-6 for gradient in shared)
-    show_ranks(shared, title=f"{world_size} ranks")
-print(f"one process: gradient {gradient_of(SIX_SAMPLES):.0f}")
+def printed_by(*command: str) -> Printed:
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=one_thread)
+    off = re.findall(r"off by (\S+) at most in torch\.(\w+)", ended.stdout)
+    losses = re.findall(r"step +(\d+)  loss (\S+)", ended.stdout)
+    return Printed(
+        {dtype: float(difference) for difference, dtype in off},
+        {int(step): float(loss) for step, loss in losses},
+    )
+
+
+one_process = printed_by(sys.executable, str(STAGES / "0_one_process.py"))
+on_ranks = {
+    ranks: printed_by(*LAUNCHER, f"--nproc_per_node={ranks}", str(STAGES / "1_average.py"))
+    for ranks in (2, 5)
+}
+assert on_ranks[2].off["float64"] < 1e-12 < on_ranks[2].off["float32"] < 1e-6
+assert all(difference > 1e-4 for difference in on_ranks[5].off.values())
+last = max(one_process.losses)
+rows = [["one process", "", "", f"{one_process.losses[last]:.3f}"]]
+for ranks, printed in on_ranks.items():
+    assert abs(printed.losses[last] / one_process.losses[last] - 1) < 0.01, "the loss does not tell"
+    off = [f"{printed.off[dtype]:.0e}" for dtype in ("float32", "float64")]
+    rows.append([f"{ranks} ranks", *off, f"{printed.losses[last]:.3f}"])
+table(rows, ["trained on", "off by, float32", "off by, float64", "last loss"], "lrrr")
+
+# %% name="stage-values"
+first = min(one_process.losses)
+record(
+    steps_of_stage=last,
+    first_loss=one_process.losses[first],
+    first_step=first,
+    last_loss=one_process.losses[last],
+    off_two_float32=on_ranks[2].off["float32"],
+    off_two_float64=on_ranks[2].off["float64"],
+    off_five=on_ranks[5].off["float64"],
+    apart=max(abs(loss - on_ranks[2].losses[step]) for step, loss in one_process.losses.items()),
+)
+
+# %% [markdown]
+# The losses of one process and of two ranks:
+
+# %% name="curves"
+fig, axes = plt.subplots(figsize=(5.2, 2.8))
+thick = {"linewidth": 7, "alpha": 0.35, "color": RANK_COLORS[0]}
+axes.plot(*zip(*one_process.losses.items(), strict=True), label="one process", **thick)
+thin = {"linewidth": 2, "marker": "o", "color": RANK_COLORS[1]}
+axes.plot(*zip(*on_ranks[2].losses.items(), strict=True), label="two ranks", **thin)
+axes.set(xlabel="step", ylabel="loss of the batch")
+axes.legend()
+figure(fig)
+
+# %% [markdown]
+# Three ranks compute in float64, first as the model is, then with the two parts of it that compute
+# in float32 whatever its weights are: the norms, and the loss.
+
+
+# %% name="three"
+def in_float64(model: nn.Module) -> None:
+    def norm(self: LlamaRMSNorm, hidden: Tensor) -> Tensor:
+        variance = hidden.square().mean(-1, keepdim=True)
+        return self.weight * hidden * (variance + self.variance_epsilon).rsqrt()
+
+    def loss(logits: Tensor, labels: Tensor, **_: object) -> Tensor:
+        return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    LlamaRMSNorm.forward = norm
+    LlamaForCausalLM.loss_function = staticmethod(loss)
+
+
+class FirstStep(NamedTuple):
+    """The functions of stage 1, its model and its first batch."""
+
+    functions: dict[str, Callable]
+    model: nn.Module
+    batch: Tensor
+
+
+def first_step() -> FirstStep:
+    functions = runpy.run_path(str(STAGES / "1_average.py"))
+    torch.manual_seed(0)
+    model = functions["build_language_model"]()
+    return FirstStep(functions, model, next(functions["batches"](functions["load_text"]()[0])))
+
+
+def compare(rank: int) -> None:
+    functions, model, batch = first_step()
+    functions["compare_with_one_process"](model, batch)
+    in_float64(model)
+    functions["compare_with_one_process"](model, batch)
+
+
+said = miniddp.run_ranks(compare, 3).outputs[0]
+off_three, off_three_in_float64 = map(float, re.findall(r"off by (\S+) .*float64", said))
+assert off_three_in_float64 < 1e-14 < off_three < 1e-7
+record(off_three=off_three, off_three_in_float64=off_three_in_float64)
+
+# %% [markdown]
+# Five ranks again, each weighed by its share of the batch:
+
+
+# %% name="five"
+def weigh(rank: int) -> float:
+    functions, model, batch = first_step()
+    part = batch[rank :: dist.get_world_size()]
+    mean = functions["gradient_of"](model, part) * len(part) / len(batch)
+    dist.all_reduce(mean)
+    return (mean - functions["gradient_of"](model, batch)).abs().max().item()
+
+
+off_five_weighted = miniddp.run_ranks(weigh, 5)[0]
+assert off_five_weighted < 1e-6
+record(off_five_weighted=off_five_weighted)
 
 # %% [markdown]
 # ## The same training, alone and on ranks
@@ -168,7 +277,6 @@ alone = {
     for dtype in TOLERANCES
 }
 gaps: dict[tuple, list[float]] = {}
-gradient_gaps: dict[tuple, float] = {}
 for world_size in WORLD_SIZES:
     ranks = miniddp.run_ranks(train_all, world_size, world_size)
     for (optimizer, dtype), expected in alone.items():
@@ -184,16 +292,6 @@ for world_size in WORLD_SIZES:
         assert gradient < TOLERANCES[dtype]
         assert max(weights) < TOLERANCES[dtype]
         gaps[world_size, optimizer, dtype] = weights
-        gradient_gaps[world_size, dtype] = gradient  # the first step has no optimizer in it yet
-
-rows = []
-for world_size in WORLD_SIZES:
-    first = [f"{gradient_gaps[world_size, dtype]:.0e}" for dtype in TOLERANCES]
-    rows.append([world_size, "gradient", *first])
-    for optimizer in OPTIMIZERS:
-        last = [f"{gaps[world_size, optimizer, dtype][-1]:.0e}" for dtype in TOLERANCES]
-        rows.append([world_size, f"weights, {optimizer}", *last])
-table(rows, ["ranks", "of what", "float32", "float64"], "rlrr")
 
 # %% [markdown]
 # PyTorch's own class, which synchronises during backward, on three ranks:
@@ -210,15 +308,12 @@ torch_ranks = miniddp.run_ranks(partial(train_on_rank, wrap=TorchDDP), 3, 3, *ad
 torch_gap = largest_difference(torch_ranks[0][-1].weights, alone["Adam", torch.float64][-1].weights)
 assert torch_gap < TOLERANCES[torch.float64]
 worst = {dtype: max(max(gaps[key]) for key in gaps if key[2] is dtype) for dtype in TOLERANCES}
-largest = max(history[0].gradient.abs().max().item() for history in alone.values())
 record(
     samples=SAMPLES,
     steps=STEPS,
     parameters=alone["SGD", torch.float64][0].weights.numel(),
     worst_float32=worst[torch.float32],
     worst_float64=worst[torch.float64],
-    shrinks=worst[torch.float32] / worst[torch.float64],
-    largest_gradient=largest,
     torch_float64=torch_gap,
 )
 assert worst[torch.float64] * 1e4 < worst[torch.float32]
@@ -278,7 +373,12 @@ without = {
     for name in OPTIMIZERS
 }
 assert without["Adam"] * 100 < without["SGD"], "Adam's step does not depend on the scale"
-record(undivided_sgd=without["SGD"], undivided_adam=without["Adam"])
+record(
+    undivided_sgd=without["SGD"],
+    undivided_adam=without["Adam"],
+    gap_float32=max(gaps[3, "SGD", torch.float32]),
+    gap_float64=max(gaps[3, "SGD", torch.float64]),
+)
 
 # %% [markdown]
 # ## When the mean is something else
@@ -330,15 +430,11 @@ ROUNDING = 1e-13
 
 # %% name="sum-loss"
 joined_sum = gradient_alone(reduction="sum")
-rows = []
 for world_size in WORLD_SIZES:
     averaged = miniddp.run_ranks(gradient_on_rank, world_size, equal_counts(world_size), "sum")[0]
-    ratio = (averaged.norm() / joined_sum.norm()).item()
-    after = error(averaged * world_size, joined_sum)
-    assert abs(ratio - 1 / world_size) < 1e-9
-    assert after < ROUNDING
-    rows.append([world_size, f"{ratio:.4f}", f"{after:.0e}"])
-table(rows, ["ranks", "length (joined: 1)", "error after × ranks"], "rrr")
+    assert error(averaged * world_size, joined_sum) < ROUNDING
+    if world_size == 4:
+        record(sum_error=error(averaged, joined_sum))
 
 # %% [markdown]
 # ### Unequal counts
@@ -361,159 +457,28 @@ for world_size, counts in UNEQUAL.items():
     rows.append([world_size, split, f"{plain:.2f}", f"{weighted:.0e}"])
 table(rows, ["ranks", "samples", "error, plain mean", "error, weighted"], "rlrr")
 
-# %% [markdown]
-# ### Tokens
-#
-# Three ranks with four sentence pairs each. A small model predicts each next token; padding has the
-# label -100, which the loss leaves out.
-
-# %% name="sentence-pairs"
-RANKS, PAIRS = 3, 4
-pairs = load_mrpc(data_dir())
-tokenizer = load_tokenizer(pairs[:]["sentence1"] + pairs[:]["sentence2"], "tiny", pretrained=False)
-VOCABULARY = len(tokenizer)
-tokens = encode(pairs.select(range(RANKS * PAIRS)), tokenizer, max_length=128)["input_ids"]
-tokens = [torch.tensor(ids) for ids in tokens]
-words = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-labels = nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-100)
-
-
-def build_language_model() -> nn.Module:
-    miniddp.set_seed(0)
-    model = nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY))
-    return model.double().to(device())
-
-
-def token_loss(model: nn.Module, words: Tensor, labels: Tensor) -> Tensor:
-    """The mean over the tokens that have a label, each predicted from the one before it."""
-    predicted = model(words[:, :-1].to(device()))
-    return cross_entropy(predicted.flatten(0, 1), labels[:, 1:].flatten().to(device()))
-
-
-# %% name="tokens"
-def token_gradient_on_rank(rank: int, weighted: bool) -> Tensor:
-    model = miniddp.SimpleDDP(build_language_model())
-    own_words, own_labels = words.chunk(RANKS)[rank], labels.chunk(RANKS)[rank]
-    count = int((own_labels[:, 1:] != -100).sum())
-    loss = token_loss(model, own_words, own_labels)
-    [weight] = mean_weights([count]) if weighted else [1.0]
-    print(f"pairs:  {len(own_words)}\ntokens: {count}\nweight: {weight:.3f}")
-    (weight * loss).backward()
-    model.sync_gradients()
-    return flat_gradient(model.module)
-
-
-language_model = build_language_model()
-token_loss(language_model, words, labels).backward()
-joined_tokens = flat_gradient(language_model)
-by_rank = miniddp.run_ranks(token_gradient_on_rank, RANKS, False)[0]
-by_token = miniddp.run_ranks(token_gradient_on_rank, RANKS, True)
-show_ranks(by_token)
-by_rank_error, by_token_error = (error(found, joined_tokens) for found in (by_rank, by_token[0]))
-assert by_token_error < ROUNDING < 1e-3 < by_rank_error
-table(
-    [["plain", f"{by_rank_error:.2f}"], ["weighted by tokens", f"{by_token_error:.0e}"]],
-    ["mean of the ranks", "error"],
-    "lr",
-)
+# %% name="unequal-values"
+record(unequal_error=plain)
 
 # %% [markdown]
 # ### Batch normalisation
-#
-# `NormOverRanks` takes mean and variance over the samples of all ranks. It is for training only: it
-# keeps no running statistics.
-
-
-# %% name="norms"
-class AddOverRanks(torch.autograd.Function):
-    """The sum over the ranks. Each rank's loss depends on it, so the gradients add up too."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return AddOverRanks.apply(gradient)
-
-
-class NormOverRanks(nn.BatchNorm1d):
-    def forward(self, inputs: Tensor) -> Tensor:
-        count = AddOverRanks.apply(inputs.new_tensor(len(inputs)))
-        mean = AddOverRanks.apply(inputs.sum(dim=0)) / count
-        deviations = inputs - mean
-        variance = AddOverRanks.apply(deviations.square().sum(dim=0)) / count
-        return self.weight * deviations / (variance + self.eps).sqrt() + self.bias
-
 
 # %% name="batch-norm"
-ON_RANKS = {
-    "LayerNorm": nn.LayerNorm,
-    "BatchNorm1d": nn.BatchNorm1d,
-    "NormOverRanks": NormOverRanks,
-}
-ALONE = ON_RANKS | {"NormOverRanks": nn.BatchNorm1d}
+NORMS = (nn.BatchNorm1d, nn.LayerNorm)
 
 
 def with_each_norm(rank: int, world_size: int) -> list[Tensor]:
     counts = equal_counts(world_size)
-    return [gradient_on_rank(rank, counts, middle=norm(32)) for norm in ON_RANKS.values()]
+    return [gradient_on_rank(rank, counts, middle=norm(32)) for norm in NORMS]
 
 
-joined_norms = {name: gradient_alone(middle=norm(32)) for name, norm in ALONE.items()}
-errors: dict[str, list[float]] = {name: [] for name in ON_RANKS}
-for world_size in (2, 4):
-    averaged = miniddp.run_ranks(with_each_norm, world_size, world_size)[0]
-    for (name, alone_norm), found in zip(joined_norms.items(), averaged, strict=True):
-        errors[name].append(error(found, alone_norm))
-assert min(errors["BatchNorm1d"]) > 0.05
-assert max(errors["LayerNorm"] + errors["NormOverRanks"]) < ROUNDING
-table(
-    [[name, *(f"{value:.0e}" for value in values)] for name, values in errors.items()],
-    ["layer", "error, 2 ranks", "error, 4 ranks"],
-    "lrr",
+averaged = miniddp.run_ranks(with_each_norm, 4, 4)[0]
+by_batch, by_layer = (
+    error(found, gradient_alone(middle=norm(32)))
+    for norm, found in zip(NORMS, averaged, strict=True)
 )
-
-
-# %% [markdown]
-# PyTorch's own layer for this, `SyncBatchNorm`, on this device: alone, and in PyTorch's DDP.
-
-
-# %% name="sync-batch-norm"
-def sync_batch_norm(rank: int) -> Tensor | None:
-    layer = nn.SyncBatchNorm(32).to(device())
-    inputs = torch.randn(4, 32, device=device())
-    attempt("in training mode", lambda: layer(inputs))
-    attempt("in evaluation mode", lambda: layer.eval()(inputs))
-    attempt("in DDP", lambda: DistributedDataParallel(layer))
-    if device().type == "cpu":
-        return None
-    return gradient_on_rank(rank, equal_counts(2), middle=nn.SyncBatchNorm(32))
-
-
-def attempt(what: str, call: Callable[[], object]) -> None:
-    try:
-        call()
-        outcome = "runs"
-    except ValueError as problem:
-        outcome = f"ValueError: {problem}"
-    print(textwrap.fill(f"{what}: {outcome}", 30, subsequent_indent="  "))
-
-
-synchronised = miniddp.run_ranks(sync_batch_norm, 2)
-said = " ".join(synchronised.outputs[0].split())
-assert "in evaluation mode: runs" in said
-if device().type == "cpu":
-    assert said.count("ValueError: SyncBatchNorm") == 2
-    assert miniddp.run_ranks(sync_batch_norm, 1).outputs[0] == synchronised.outputs[0]
-    inputs = torch.randn(4, 32)  # this process is in no process group
-    assert torch.equal(nn.SyncBatchNorm(32)(inputs), nn.BatchNorm1d(32)(inputs))
-else:
-    assert said.count("runs") == 3
-    assert error(synchronised[0], joined_norms["BatchNorm1d"]) < ROUNDING
-show_ranks(synchronised, title=f"torch.nn.SyncBatchNorm on {device().type}")
+assert by_layer < ROUNDING < 0.05 < by_batch
+record(batch_norm_error=by_batch)
 
 # %% [markdown]
 # ### Dropout
@@ -582,7 +547,6 @@ def own_gradient(model: nn.Module, loss_of: Callable, inputs: Tensor, targets: T
     return flat_gradient(model)
 
 
-rows = []
 for make_task in (classify, regress):
     one_process = miniddp.run_ranks(scatter, 1, make_task, 1, True)[0]
     own_seeds, one_seed = (
@@ -592,49 +556,5 @@ for make_task in (classify, regress):
     )
     assert abs(own_seeds - 1) < 0.1, "as good as one process"
     assert own_seeds < one_seed < math.sqrt(DROPOUT_RANKS) + 0.1
-    rows.append([make_task.__name__, "1.00", f"{own_seeds:.2f}", f"{one_seed:.2f}"])
 assert one_seed > 1.4
-record(draws=DRAWS, scatter_own_seeds=own_seeds, scatter_one_seed=one_seed)
-table(rows, ["task", "one process", "a seed per rank", "one seed for all"], "lrrr")
-
-# %% [markdown]
-# ## More ranks, fewer steps
-#
-# One pass over the same samples with one, two and four ranks, each with the same batch *per rank*.
-
-# %% name="epoch"
-EPOCH, PER_RANK, LEARNING_RATE = 768, 8, 0.1
-test_inputs, test_labels = batch_of(-1, torch.float64, 2000)
-
-
-def one_epoch(rank: int, world_size: int, learning_rate: float) -> tuple[int, float]:
-    """The number of steps, and the loss on points that were not trained on."""
-    model = miniddp.SimpleDDP(build())
-    optimizer = SGD(model.parameters(), lr=learning_rate)
-    inputs, labels = (tensor.split(world_size * PER_RANK) for tensor in batch_of(0, samples=EPOCH))
-    for joined_inputs, joined_labels in zip(inputs, labels, strict=True):
-        own_inputs = joined_inputs.chunk(world_size)[rank]
-        own_labels = joined_labels.chunk(world_size)[rank]
-        cross_entropy(model(own_inputs), own_labels).backward()
-        model.sync_gradients()
-        optimizer.step()
-        optimizer.zero_grad()
-    with torch.no_grad():
-        return len(inputs), cross_entropy(model(test_inputs), test_labels).item()
-
-
-def with_both_rates(rank: int, world_size: int) -> list[tuple[int, float]]:
-    rates = (LEARNING_RATE, LEARNING_RATE * world_size)
-    return [one_epoch(rank, world_size, rate) for rate in rates]
-
-
-rows, losses = [], {}
-for world_size in (1, 2, 4):
-    (steps, same), (_, scaled) = miniddp.run_ranks(with_both_rates, world_size, world_size)[0]
-    losses[world_size] = same, scaled
-    rows.append([world_size, world_size * PER_RANK, steps, f"{same:.3f}", f"{scaled:.3f}"])
-assert losses[1][0] < losses[2][0] < losses[4][0]
-assert all(abs(scaled / losses[1][0] - 1) < 0.05 for _, scaled in losses.values())
-record(epoch=EPOCH, per_rank=PER_RANK, learning_rate=LEARNING_RATE)
-headings = ["ranks", "effective batch", "steps", "loss, same rate", "loss, rate × ranks"]
-table(rows, headings, "rrrrr")
+record(scatter_one_seed=one_seed)
