@@ -4,16 +4,17 @@ Fill in the three functions, then run
 
     make exercise N=05
 
-Rank r sends to rank r + 1 and receives from rank r - 1, counted round the circle. Chunk k of a
-tensor is its k-th part of N equal ones. Use `dist.isend` and `dist.irecv`; each returns an object
-to `wait()` for. Start both before you wait for either.
+Rank r sends to rank r + 1 and receives from rank r - 1, counted round the
+circle. Chunk k of a tensor is its k-th part of N equal ones. Use `dist.isend`
+and `dist.irecv`; each returns an object to `wait()` for. Start both before you
+wait for either.
 """
 
 from torch import Tensor
 
 
 def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """What `rank` does in each of the `size - 1` steps: (chunk to send, chunk to receive).
+    """(chunk to send, chunk to receive) in each of `size - 1` steps.
 
     After the last step the chunk with the number of the rank is complete.
     """
@@ -21,13 +22,14 @@ def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
 
 
 def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    """The same for the `size - 1` steps that bring every complete chunk to every rank."""
+    """The same for the steps that bring every complete chunk to every rank."""
     raise NotImplementedError
 
 
 def all_reduce(tensor: Tensor) -> None:
-    """Replace `tensor` on every rank by the sum over all ranks, in 2 (N - 1) messages per rank.
+    """Replace `tensor` on every rank by the sum over all ranks.
 
-    `tensor` has one dimension, and a length that N divides. Works for every N, also for 1.
+    Each rank sends 2 (N - 1) messages. `tensor` has one dimension, and a length
+    that N divides. Works for every N, also for 1.
     """
     raise NotImplementedError

@@ -80,39 +80,6 @@ def promise(rank: int) -> None:
 
 show_ranks(miniddp.run_ranks(promise, 3))
 
-
-# %% name="collectives"
-def collectives(rank: int) -> dict[str, torch.Tensor | None]:
-    broadcast, reduced, all_reduced = digits(rank), digits(rank), digits(rank)
-    gathered, scattered = torch.empty(9), torch.empty(1)
-    dist.broadcast(broadcast, src=0)
-    dist.reduce(reduced, dst=0)
-    dist.all_gather_into_tensor(gathered, digits(rank))
-    dist.reduce_scatter_tensor(scattered, digits(rank))
-    dist.all_reduce(all_reduced)
-    return {
-        "none yet": digits(rank),
-        "broadcast from rank 0": broadcast,
-        "reduce to rank 0": reduced if rank == 0 else None,
-        "all-gather": gathered,
-        "reduce-scatter": scattered,
-        "all-reduce": all_reduced,
-    }
-
-
-def cell(tensor: torch.Tensor | None) -> str:
-    if tensor is None:
-        return "(undefined)"
-    return " ".join(f"{value:.0f}" for value in tensor.tolist())
-
-
-held = miniddp.run_ranks(collectives, 3)
-table(
-    [[name, *(cell(rank[name]) for rank in held)] for name in held[0]],
-    ["collective", "rank 0", "rank 1", "rank 2"],
-    align="llll",
-)
-
 # %% [markdown]
 # ## Everyone sends first
 #

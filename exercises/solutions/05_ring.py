@@ -6,11 +6,13 @@ from torch import Tensor
 
 
 def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    return [((rank - step - 1) % size, (rank - step - 2) % size) for step in range(size - 1)]
+    steps = range(size - 1)
+    return [((rank - s - 1) % size, (rank - s - 2) % size) for s in steps]
 
 
 def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
-    return [((rank - step) % size, (rank - step - 1) % size) for step in range(size - 1)]
+    steps = range(size - 1)
+    return [((rank - s) % size, (rank - s - 1) % size) for s in steps]
 
 
 def all_reduce(tensor: Tensor) -> None:
