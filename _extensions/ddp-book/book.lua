@@ -22,6 +22,7 @@ local measured = import "measured"
 local name_headers = import "headers"
 local notebook = import "notebook"
 local errors = import "errors"
+local provenance = import "provenance"
 local reading_time = import "reading_time"
 
 local spans = { val = import "value", term = glossary.term }
@@ -62,7 +63,7 @@ function Pandoc(doc)
   local minutes = reading_time.of(doc)
   local blocks = glossary.name_terms(resolve_addresses(doc.blocks))
   blocks = blocks:walk { Span = replace_by(spans) }
-  blocks = blocks:walk { Div = replace_by(divs) }
+  blocks = provenance.once_in_a_section(blocks:walk { Div = replace_by(divs) })
   doc.blocks = reading_time.insert(name_headers(blocks), minutes)
   return citations.with_references(doc)
 end

@@ -93,6 +93,32 @@ function M.badge(one, badge, fail)
   return pandoc.Div({ pandoc.Plain { link } }, pandoc.Attr("", classes))
 end
 
+-- A badge that the section has already, short: what it is, with the whole of it as a tooltip.
+local function mark(badge, link, text)
+  local short = text:match("^(.-) · ") .. (badge.classes:includes "stale" and ", older than the code" or "")
+  badge.classes:insert("mark")
+  badge.content = { pandoc.Plain { pandoc.Link(short, link.target, "", pandoc.Attr("", {}, { ["data-tip"] = text })) } }
+  return badge
+end
+
+-- The page's blocks with each badge in full once in a section, and as a mark where it comes again.
+function M.once_in_a_section(blocks)
+  local seen = {}
+  local function shorten(div)
+    if not div.classes:includes "provenance" then return nil end
+    local link, text = nil, pandoc.utils.stringify(div)
+    div:walk { Link = function(found) link = link or found end }
+    if not link then return nil end
+    local key = link.target .. text
+    if seen[key] then return mark(div, link, text) end
+    seen[key] = true
+  end
+  return pandoc.Blocks(blocks:map(function(block)
+    if block.t == "Header" and block.level <= 2 then seen = {} end
+    return block.t == "Div" and (shorten(block) or block:walk { traverse = "topdown", Div = shorten }) or block
+  end))
+end
+
 local function commit_inlines(meta)
   local commit, repository = M.commit(meta), project.repository()
   if not commit or not repository or present(meta.accepted) then return commit end -- a squash may have taken it away

@@ -31,6 +31,42 @@ def test_reading_time_stands_under_the_title(render):
     assert html.index("</h1>") < html.index("min read") < html.index("Text.")
 
 
+RUN = '::: {.run name="02-cpu" cell="hello"}\n:::\n\n'
+TABLE_OF_OTHERS = '::: {.measured table="ring"}\n:::\n\n'
+BADGE = re.compile(r'<div class="provenance (\w+(?: stale)?)( mark)?">\s*(.*?)\s*</div>', re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("page", "marks"),
+    [
+        (RUN * 3, [False, True, True]),
+        (f"{RUN}### Deeper\n\n{RUN}", [False, True]),
+        (f"{RUN}## Next\n\n{RUN}{RUN}", [False, False, True]),
+        (f"{RUN}::: {{.exercise}}\n{RUN}:::\n", [False, True]),
+        (RUN + RUN.replace("02-cpu", "04-line").replace("hello", "timeline"), [False, False]),
+        (TABLE_OF_OTHERS * 2 + RUN, [False, True, False]),
+        (RUN + RUN.replace("}", ' badge="computed"}') * 2, [False, False, True]),
+    ],
+)
+def test_a_section_has_a_badge_in_full_once(render, page, marks):
+    page = page.replace('"timeline"', '"timeline" kind="cpu" fig-alt="A line."')
+    found = BADGE.findall(render(PAGE, page).stdout)
+    assert [bool(mark) for _, mark, _ in found] == marks
+
+
+def test_a_mark_says_what_the_badge_says_on_demand(render):
+    (_, _, whole), (_, _, mark) = BADGE.findall(render(PAGE, RUN * 2).stdout)
+    address, text = re.fullmatch('<a href="(.*?)">(.*?)</a>', whole).groups()
+    assert mark == f'<a href="{address}" data-tip="{text}">CPU recording</a>'
+
+
+def test_a_mark_tells_a_stale_recording(render, book):
+    (book / "recordings/status.json").write_text('{"02-cpu": {"cpu": "stale"}}', encoding="utf-8")
+    _, (classes, _, mark) = BADGE.findall(render(PAGE, RUN * 2).stdout)
+    assert classes == "cpu stale"
+    assert ">CPU recording, older than the code</a>" in mark
+
+
 def test_quote_without_a_repository_has_no_link(render, book):
     (book / "_quarto.yml").write_text("project:\n  type: book\n", encoding="utf-8")
     html = render(PAGE, '::: {.code symbol="miniddp:VERSION"}\n:::\n').stdout
