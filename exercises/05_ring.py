@@ -1,4 +1,4 @@
-"""Exercise 5.4: the ring, from send and receive.
+"""Exercise 5.3: the ring, from send and receive.
 
 Fill in the three functions, then run
 

@@ -1,4 +1,4 @@
-"""Our solution of exercise 5.4."""
+"""Our solution of exercise 5.3."""
 
 import torch
 import torch.distributed as dist
