@@ -19,5 +19,5 @@ def batches_of_rank(
     order = torch.randperm(len(lengths), generator=generator).tolist()
     by_length = sorted(order[: number * joined], key=lambda i: lengths[i])
     shuffled = torch.randperm(number, generator=generator).tolist()
-    starts = [step * joined for step in shuffled]
-    return [by_length[start + rank : start + joined : world_size] for start in starts]
+    together = [by_length[i * joined : (i + 1) * joined] for i in shuffled]
+    return [batch[rank::world_size] for batch in together]
