@@ -51,7 +51,7 @@ export function verdict({ counts, own, weights, plain, weighted, all }) {
 
 // The page ------------------------------------------------------------------------------------
 
-const [LEFT, RIGHT, ROW, MOST] = [20, 425, 28, 9];
+const [LEFT, RIGHT, ROW, MOST] = [20, 425, 30, 9];
 const at = (value) => LEFT + ((RIGHT - LEFT) * value) / MOST;
 
 /** The means on a line of numbers: a row for each rank, then the plain and the weighted one. */
@@ -61,8 +61,8 @@ function line(found) {
   const bottom = middle(own.length + 1) + 20;
   const result = (row, name, value) => {
     const right = same(value, all);
-    const text = `${name} ${short(value)} ${right ? "=" : "≠"} ${short(all)}`;
-    const [side, anchor] = value < MOST / 2 ? [10, "start"] : [-10, "end"];
+    const text = `${name}: ${short(value)} ${right ? "=" : "≠"} ${short(all)}`;
+    const [side, anchor] = !right && value < all && at(value) > 170 ? [-12, "end"] : [12, "start"];
     return svg("g", { class: right ? "right" : "wrong" },
       svg("rect", { x: at(value) - 5, y: middle(row) - 5, width: 10, height: 10, transform: `rotate(45 ${at(value)} ${middle(row)})` }),
       svg("text", { x: at(value) + side, y: middle(row) + 5, "text-anchor": anchor }, text));
@@ -74,9 +74,9 @@ function line(found) {
     svg("line", { class: "gridline", x1: LEFT, x2: RIGHT, y1: bottom, y2: bottom }),
     [...Array(MOST + 1).keys()].map((value) => svg("text", { x: at(value), y: bottom + 16, "text-anchor": "middle" }, value)),
     own.map((value, rank) => svg("g", { style: { "--rank": colourOf(rank) } },
-      svg("circle", { cx: at(value), cy: middle(rank), r: 6 + 1.5 * counts[rank] }),
-      svg("text", { class: "on", x: at(value), y: middle(rank) + 4, "text-anchor": "middle" }, rank))),
-    result(own.length, "plain mean", plain), result(own.length + 1, "weighted mean", weighted));
+      svg("circle", { cx: at(value), cy: middle(rank), r: 8 + 1.5 * counts[rank] }),
+      svg("text", { class: "on", x: at(value), y: middle(rank) + 5, "text-anchor": "middle" }, rank))),
+    result(own.length, "plain", plain), result(own.length + 1, "weighted", weighted));
 }
 
 function build() {

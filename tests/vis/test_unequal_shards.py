@@ -77,8 +77,8 @@ def test_a_sample_moves_with_the_keyboard(page: Page) -> None:
     assert owners(page) == [[8, 2, 5, 5], [1, 3]]
     expect(says).to_contain_text("(5 + 2) / 2 = 3.5, but that of all samples is 4.")
     expect(says).to_contain_text("(1.33 · 5 + 0.67 · 2) / 2 = 4.")
-    expect(page.locator(".plot .wrong")).to_have_text("plain mean 3.5 ≠ 4")
-    expect(page.locator(".plot .right")).to_have_text("weighted mean 4 = 4")
+    expect(page.locator(".plot .wrong")).to_have_text("plain: 3.5 ≠ 4")
+    expect(page.locator(".plot .right")).to_have_text("weighted: 4 = 4")
     assert page.evaluate("document.getAnimations().length") == 0
     page.keyboard.press("ArrowDown")
     assert owners(page) == [[8, 2, 5], [5, 1, 3]], "the focus has gone with the sample"
@@ -146,5 +146,5 @@ def test_the_still_is_a_moment_of_it(compute: Any) -> None:
              for own, weight in zip(found["own"], found["weights"], strict=True)]  # fmt: skip
     assert [text for text in texts if "weight " in text] == lanes
     results = [text for text in texts if re.search(" [=≠] ", text)]
-    assert results == [f"plain mean {found['plain']:g} ≠ {found['all']:g}",
-                       f"weighted mean {found['weighted']:g} = {found['all']:g}"]  # fmt: skip
+    assert results == [f"plain: {found['plain']:g} ≠ {found['all']:g}",
+                       f"weighted: {found['weighted']:g} = {found['all']:g}"]  # fmt: skip
