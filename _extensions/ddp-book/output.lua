@@ -12,20 +12,28 @@ local M = {}
 local RANKS = "application/vnd.miniddp.ranks+json"
 local VALUES = "application/vnd.miniddp.values+json"
 local RANK_COLOURS = 8
+local LONGEST_OF_THREE = 36 -- characters of a line that still stands beside two others
 
 local function text_block(text) return pandoc.CodeBlock((text:gsub("%s+$", "")), { class = "output" }) end
 
+-- Three ranks stand side by side, or one below the other where a line is long; other numbers leave no hole.
+local function ranks_class(longest, count)
+  if count ~= 3 then return "ranks" end
+  return longest > LONGEST_OF_THREE and "ranks of-1" or "ranks of-3"
+end
+
 local function ranks_block(content)
-  local blocks = pandoc.Blocks {}
+  local blocks, longest = pandoc.Blocks {}, 0
   for position, text in ipairs(content.ranks) do
     local rank = position - 1
+    for line in text_of(text):gmatch("[^\n]+") do longest = math.max(longest, utf8.len(line) or #line) end
     local name = pandoc.Div({ pandoc.Plain("rank " .. rank) }, { class = "rank-name" })
     local classes = { "rank", "rank-" .. rank % RANK_COLOURS }
     blocks:insert(pandoc.Div({ name, text_block(text_of(text)) }, pandoc.Attr("", classes)))
   end
   local title = present(content.title)
   if title then blocks:insert(1, pandoc.Div({ pandoc.Plain(title) }, { class = "ranks-title" })) end
-  return pandoc.Div(blocks, { class = "ranks" })
+  return pandoc.Div(blocks, { class = ranks_class(longest, #content.ranks) })
 end
 
 -- A recorded figure as part of the page.

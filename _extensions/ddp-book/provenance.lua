@@ -101,21 +101,27 @@ local function mark(badge, link, text)
   return badge
 end
 
--- The page's blocks with each badge in full once in a section, and as a mark where it comes again.
+-- The page's blocks with each badge in full once in a section, and as a mark where it comes again. One
+-- that is folded away counts only there.
 function M.once_in_a_section(blocks)
-  local seen = {}
+  local scopes = { {} }
   local function shorten(div)
     if not div.classes:includes "provenance" then return nil end
     local link, text = nil, pandoc.utils.stringify(div)
     div:walk { Link = function(found) link = link or found end }
     if not link then return nil end
-    local key = link.target .. text
+    local key, seen = link.target .. text, scopes[#scopes]
     if seen[key] then return mark(div, link, text) end
     seen[key] = true
   end
+  local function fold(raw)
+    if raw.text:match("^<details") then table.insert(scopes, setmetatable({}, { __index = scopes[#scopes] })) end
+    if raw.text:match("^</details") then table.remove(scopes) end
+  end
+  local filter = { traverse = "topdown", Div = shorten, RawBlock = fold }
   return pandoc.Blocks(blocks:map(function(block)
-    if block.t == "Header" and block.level <= 2 then seen = {} end
-    return block.t == "Div" and (shorten(block) or block:walk { traverse = "topdown", Div = shorten }) or block
+    if block.t == "Header" and block.level <= 2 then scopes = { {} } end
+    return pandoc.Blocks({ block }):walk(filter)[1]
   end))
 end
 

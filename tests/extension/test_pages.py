@@ -43,6 +43,8 @@ BADGE = re.compile(r'<div class="provenance (\w+(?: stale)?)( mark)?">\s*(.*?)\s
         (f"{RUN}### Deeper\n\n{RUN}", [False, True]),
         (f"{RUN}## Next\n\n{RUN}{RUN}", [False, False, True]),
         (f"{RUN}::: {{.exercise}}\n{RUN}:::\n", [False, True]),
+        (f"::: {{.answer}}\n{RUN}{RUN}:::\n\n{RUN}{RUN}", [False, True, False, True]),
+        (f"{RUN}::: {{.answer}}\n{RUN}:::\n", [False, True]),
         (RUN + RUN.replace("02-cpu", "04-line").replace("hello", "timeline"), [False, False]),
         (TABLE_OF_OTHERS * 2 + RUN, [False, True, False]),
         (RUN + RUN.replace("}", ' badge="computed"}') * 2, [False, False, True]),
@@ -65,6 +67,25 @@ def test_a_mark_tells_a_stale_recording(render, book):
     _, (classes, _, mark) = BADGE.findall(render(PAGE, RUN * 2).stdout)
     assert classes == "cpu stale"
     assert ">CPU recording, older than the code</a>" in mark
+
+
+@pytest.mark.parametrize(
+    ("texts", "classes"),
+    [
+        (["one"] * 2, "ranks"),
+        (["one"] * 3, "ranks of-3"),
+        (["one", "x" * 36 + "\nshort", "…" * 36], "ranks of-3"),
+        (["one", "short\n" + "x" * 37, "two"], "ranks of-1"),
+        (["x" * 50] * 4, "ranks"),
+    ],
+)
+def test_three_ranks_leave_no_hole(render, book, texts, classes):
+    path = book / "recordings/02-cpu.cpu.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    data = {"application/vnd.miniddp.ranks+json": {"ranks": texts}}
+    notebook["cells"][-1]["outputs"] = [{"output_type": "display_data", "data": data}]
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    assert re.findall(r'<div class="(ranks.*?)">', render(PAGE, RUN).stdout) == [classes]
 
 
 def test_quote_without_a_repository_has_no_link(render, book):
