@@ -131,7 +131,6 @@ BATCH = {"inputs": torch.ones(3)}
 
 def test_times_wait_for_the_gpu(asked: list[str]) -> None:
     timed: list[Callable[[], object]] = [
-        lambda: part_of("runs/06-sync.py", "seconds_to_reduce").seconds_to_reduce([torch.ones(1)]),
         lambda: part_of("runs/07-buckets.py", "seconds_of_step").seconds_of_step(
             miniddp.SimpleDDP(Model()), BATCH
         ),
