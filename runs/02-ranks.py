@@ -2,8 +2,8 @@
 # # Two processes
 #
 # One program, started several times. This run launches it with torchrun on one node and on two,
-# reads what the launcher tells each process, breaks the start in several ways, makes process
-# groups and a device mesh, and looks at what a seed does on several ranks.
+# reads what the launcher tells each process, breaks the start in several ways, and makes process
+# groups and a device mesh.
 
 # %% name="setup"
 import os
@@ -21,7 +21,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import hello
@@ -472,51 +471,6 @@ table(
     [[rank, *seen] for rank, seen in enumerate(levels)],
     ["rank", "gives", "after intra", "after inter"],
 )
-
-# %% [markdown]
-# ## Seeds
-
-
-# %% name="seeds"
-def draw() -> tuple[str, str]:
-    """The first weight of a new layer, and which of six values a dropout keeps."""
-    layer = nn.Linear(4, 4).to(device())
-    return first_weight(layer), kept()
-
-
-def first_weight(layer: nn.Linear) -> str:
-    return f"{layer.weight[0, 0].item():+.4f}"
-
-
-def kept() -> str:
-    dropped = nn.functional.dropout(torch.ones(6, device=device()))
-    return " ".join(str(place) for place, value in enumerate(dropped.tolist()) if value)
-
-
-def seed_in_three_ways(rank: int) -> list[tuple[str, str]]:
-    miniddp.set_seed(7)
-    same = draw()
-    miniddp.set_seed(7, rank_offset=rank)
-    own = draw()
-    miniddp.set_seed(7)
-    weight = first_weight(nn.Linear(4, 4))
-    miniddp.set_seed(7, rank_offset=1 + rank)
-    return [same, own, (weight, kept())]
-
-
-by_rank = miniddp.run_ranks(seed_in_three_ways, 2)
-(same_0, own_0, both_0), (same_1, own_1, both_1) = by_rank
-assert same_0 == same_1
-assert own_0[0] != own_1[0]
-assert both_0[0] == both_1[0]
-assert both_0[1] != both_1[1]
-ways = ["same", "own", "same, then own"]
-rows = [
-    [way, rank, *drawn[number]]
-    for number, way in enumerate(ways)
-    for rank, drawn in enumerate(by_rank)
-]
-table(rows, ["seeding", "rank", "first weight", "dropout keeps"], align="lrrl")
 
 # %% [markdown]
 # ## Stage 1 and stage 2
