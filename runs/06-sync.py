@@ -296,7 +296,7 @@ def sent_during_backward(rank: int) -> tuple[int, int]:
 sent = miniddp.run_ranks(sent_during_backward, 2)
 (started, *_), done = zip(*sent, strict=True)
 assert 0 < min(done) <= started
-record(started=started, done=min(done))
+record(started=started, done=min(done), steps=STEPS)
 
 # %% [markdown]
 # ## Divide, then add
@@ -348,17 +348,6 @@ too_early = miniddp.run_ranks(train_with, 2, synchronise_before_backward)
 assert all(kinds(origins) == STEPS * OWN for origins in too_early)
 assert all("different" in text for text in too_early.outputs)
 show_ranks(too_early)
-
-
-# %% name="after-backward"
-def synchronise_after_backward(model: nn.Module) -> Callable[[], None]:
-    return miniddp.SimpleDDP(model).sync_gradients
-
-
-in_time = miniddp.run_ranks(train_with, 2, synchronise_after_backward)
-assert all(kinds(origins) == STEPS * MEAN for origins in in_time)
-assert all("equal" in text for text in in_time.outputs)
-show_ranks(in_time)
 
 # %% [markdown]
 # ## A parameter that not every rank uses
