@@ -156,9 +156,8 @@ class Reducer:
         self.initialize_buckets(self.cap_mb if self.rebuilt else sys.maxsize)
         me = weakref.proxy(self)  # hooks do not keep the reducer alive
         for i, parameter in enumerate(self.parameters):
-            handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _, i=i: me.autograd_hook(i)
-            )
+            add_hook: Any = parameter.register_post_accumulate_grad_hook
+            handle = add_hook(lambda _, i=i: me.autograd_hook(i))
             weakref.finalize(self, handle.remove)
 
     def initialize_buckets(self, cap_mb: float | None) -> None:
