@@ -147,7 +147,6 @@ def test_times_wait_for_the_gpu(asked: list[str]) -> None:
 
 def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
     assert part_of("runs/07-buckets.py", "ROUNDS").ROUNDS == 15
-    assert part_of("runs/08-accumulation.py", "SIZE").SIZE == "25m"
     assert part_of("runs/15-memory.py", "SIZES").SIZES[-1] == "360m"
     profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
     assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
