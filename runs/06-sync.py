@@ -83,7 +83,7 @@ print("ready:", ", ".join(order))
 # the ranks. At the end the replicas are compared.
 
 # %% name="harness"
-Install = Callable[[nn.Module], Callable[[], None]]
+Install = Callable[[nn.Module], None]
 STEPS = 3
 
 
@@ -101,7 +101,7 @@ def train_with(rank: int, install: Install, micro_batches: int = 1) -> list[dict
     torch.manual_seed(100 + rank)
     data = torch.randn(STEPS, micro_batches, 4, 8, device=device())
     model, alone = small_model(), small_model()
-    finish = install(model)
+    install(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     origins = []
     for batches in data:
@@ -109,7 +109,6 @@ def train_with(rank: int, install: Install, micro_batches: int = 1) -> list[dict
         alone.zero_grad()
         backward(alone, batches)
         backward(model, batches)
-        finish()
         pairs = zip(model.named_parameters(), alone.parameters(), strict=True)
         origins.append({name: origin(each.grad, own.grad) for (name, each), own in pairs})
         optimizer.step()
@@ -139,10 +138,6 @@ def kinds(origins: list[dict[str, str]]) -> list[set[str]]:
     return [set(found.values()) for found in origins]
 
 
-def nothing() -> None:
-    pass
-
-
 MEAN, OWN = [{"mean of the ranks"}], [{"own gradient"}]
 
 # %% [markdown]
@@ -157,14 +152,13 @@ MEAN, OWN = [{"mean of the ranks"}], [{"own gradient"}]
 
 
 # %% name="bug-parameter"
-def reduce_the_argument(model: nn.Module) -> Callable[[], None]:
+def reduce_the_argument(model: nn.Module) -> None:
     def hook(gradient: Tensor) -> None:
         gradient /= dist.get_world_size()
         dist.all_reduce(gradient)
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(hook)
-    return nothing
 
 
 wrong_argument = miniddp.run_ranks(train_with, 2, reduce_the_argument)
@@ -174,14 +168,13 @@ show_ranks(wrong_argument)
 
 
 # %% name="fix-parameter"
-def reduce_the_gradient(model: nn.Module) -> Callable[[], None]:
+def reduce_the_gradient(model: nn.Module) -> None:
     def hook(parameter: Tensor) -> None:
         parameter.grad /= dist.get_world_size()
         dist.all_reduce(parameter.grad)
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(hook)
-    return nothing
 
 
 right_argument = miniddp.run_ranks(train_with, 2, reduce_the_gradient)
@@ -200,7 +193,7 @@ show_ranks(right_argument)
 MICRO_BATCHES = 4
 
 
-def reduce_the_last(model: nn.Module) -> Callable[[], None]:
+def reduce_the_last(model: nn.Module) -> None:
     calls = dict.fromkeys(model.parameters(), 0)
 
     def hook_of(parameter: Tensor) -> Callable[[Tensor], Tensor]:
@@ -216,7 +209,6 @@ def reduce_the_last(model: nn.Module) -> Callable[[], None]:
 
     for parameter in model.parameters():
         parameter.register_hook(hook_of(parameter))
-    return nothing
 
 
 accumulated = miniddp.run_ranks(train_with, 2, reduce_the_last, MICRO_BATCHES)
@@ -231,7 +223,7 @@ show_ranks(accumulated)
 
 
 # %% name="bug-counter"
-def reduce_the_sum(model: nn.Module) -> Callable[[], None]:
+def reduce_the_sum(model: nn.Module) -> None:
     calls = dict.fromkeys(model.parameters(), 0)
 
     def hook(parameter: Tensor) -> None:
@@ -242,7 +234,6 @@ def reduce_the_sum(model: nn.Module) -> Callable[[], None]:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(hook)
-    return nothing
 
 
 counted = miniddp.run_ranks(train_with, 2, reduce_the_sum, MICRO_BATCHES)
@@ -252,7 +243,7 @@ show_ranks(counted)
 
 
 # %% name="fix-counter"
-def reduce_each_sum(model: nn.Module) -> Callable[[], None]:
+def reduce_each_sum(model: nn.Module) -> None:
     calls = dict.fromkeys(model.parameters(), 0)
 
     def hook(parameter: Tensor) -> None:
@@ -263,7 +254,6 @@ def reduce_each_sum(model: nn.Module) -> Callable[[], None]:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(hook)
-    return nothing
 
 
 all_of_it = miniddp.run_ranks(train_with, 2, reduce_each_sum, MICRO_BATCHES)
@@ -338,10 +328,9 @@ table(
 
 
 # %% name="too-early"
-def synchronise_before_backward(model: nn.Module) -> Callable[[], None]:
+def synchronise_before_backward(model: nn.Module) -> None:
     ddp = miniddp.SimpleDDP(model)
     model.register_forward_pre_hook(lambda *_: ddp.sync_gradients())
-    return nothing
 
 
 too_early = miniddp.run_ranks(train_with, 2, synchronise_before_backward)
@@ -451,7 +440,7 @@ show_ranks(
 BUCKET = 4
 
 
-def send_full_buckets(model: nn.Module) -> Callable[[], None]:
+def send_full_buckets(model: nn.Module) -> None:
     waiting: list[Tensor] = []
 
     def hook(parameter: Tensor) -> None:
@@ -462,7 +451,6 @@ def send_full_buckets(model: nn.Module) -> Callable[[], None]:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(hook)
-    return nothing
 
 
 def average(parameters: Sequence[Tensor]) -> None:

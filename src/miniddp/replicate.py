@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from miniddp.bucket import plan_buckets
+from miniddp.bucket import MIB, plan_buckets
 from miniddp.process import Group, check_group
-
-CAP_BYTES = 250 * 2**20
 
 
 def broadcast_module(
@@ -40,7 +38,7 @@ def broadcast_coalesced(
     tensors = [tensor for tensor in tensors if tensor.numel()]
     sizes = [tensor.nbytes for tensor in tensors]
     kinds = [(tensor.dtype, tensor.device) for tensor in tensors]
-    plan = plan_buckets(sizes, kinds, range(len(sizes)), CAP_BYTES, CAP_BYTES)
+    plan = plan_buckets(sizes, kinds, range(len(sizes)), 250 * MIB, 250 * MIB)
     for indices in plan:
         message = [tensors[i] for i in indices]
         flat = torch.cat([tensor.reshape(-1) for tensor in message])

@@ -219,7 +219,7 @@ def sent_by(fn: Callable[[], None]) -> list[int]:
 
 
 def large_and_empty(rank: int) -> tuple[list[int], torch.Tensor]:
-    replicate.CAP_BYTES = 64
+    replicate.MIB = 64 / 250  # the cap is 64 bytes
     module = nn.Module()
     module.register_buffer("empty", torch.empty(0))
     module.register_buffer("large", torch.full((30,), float(rank)))
