@@ -21,6 +21,7 @@ local glossary = import "glossary"
 local measured = import "measured"
 local name_headers = import "headers"
 local notebook = import "notebook"
+local keep_formulas = import "nobreak"
 local errors = import "errors"
 local provenance = import "provenance"
 local reading_time = import "reading_time"
@@ -64,7 +65,7 @@ function Pandoc(doc)
   local blocks = glossary.name_terms(resolve_addresses(doc.blocks))
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = provenance.once_in_a_section(blocks:walk { Div = replace_by(divs) })
-  doc.blocks = reading_time.insert(name_headers(blocks), minutes)
+  doc.blocks = reading_time.insert(name_headers(keep_formulas(blocks)), minutes)
   return citations.with_references(doc)
 end
 

@@ -88,6 +88,23 @@ def test_three_ranks_leave_no_hole(render, book, texts, classes):
     assert re.findall(r'<div class="(ranks.*?)">', render(PAGE, RUN).stdout) == [classes]
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("So $n$.", ["$n$."]),
+        ("($n$) and $m$ alone", ["($n$)"]),
+        ("with [$n$]; $m$'s", ["[$n$];", "$m$'"]),
+        ("that $n$-th, $m$**bold**", ["$n$-"]),
+        ("$$n$$.", []),
+    ],
+)
+def test_what_touches_a_formula_stays_on_its_line(render, text, kept):
+    html = render(PAGE, text, to="html5").stdout
+    formula = re.compile(r'<span class="math inline"><em>(.)</em></span>')
+    found = re.findall(r'<span class="nobreak">(.*?)</span>', formula.sub(r"$\1$", html))
+    assert [part.replace("’", "'") for part in found] == kept
+
+
 def test_quote_without_a_repository_has_no_link(render, book):
     (book / "_quarto.yml").write_text("project:\n  type: book\n", encoding="utf-8")
     html = render(PAGE, '::: {.code symbol="miniddp:VERSION"}\n:::\n').stdout

@@ -3,6 +3,7 @@ headings in order, pictures with names."""
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 from html.parser import HTMLParser
@@ -10,6 +11,8 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
+
+import math_font
 
 from .conftest import BUILDS, Sites
 
@@ -233,6 +236,14 @@ def test_no_markup_is_left_over(pages: dict[Path, PageParser]) -> None:
             r"<(pre|code|script)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S
         )
         assert not re.search(r"^:::|\{\{<|<x-ref|\?(fig|sec|eq|tbl)-", text, re.M), path
+
+
+def test_the_font_has_every_sign_of_the_formulas(pages: dict[Path, PageParser]) -> None:
+    for path in pages:
+        formulas = re.findall(r"<math.*?</math>", path.read_text(encoding="utf-8"), re.DOTALL)
+        text = re.sub(r"<annotation.*?</annotation>|<[^>]*>", "", "".join(formulas), flags=re.S)
+        signs = set(html.unescape(text)) - {"\n"}
+        assert signs <= math_font.CHARACTERS, f"{path.name}: tools/math_font.py lacks them"
 
 
 @pytest.mark.parametrize(

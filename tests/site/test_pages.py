@@ -179,6 +179,38 @@ CUT_OFF = """() => [...document.querySelectorAll("main .code pre > code")]
     .map(code => code.textContent.slice(0, 60))"""
 
 
+# What stands at the start of a line though it touches the formula before it.
+TORN_OFF = """() => [...document.querySelectorAll("main math:not([display=block])")].map(formula =>
+{
+    const next = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+    next.currentNode = formula.querySelector("annotation") ?? formula;
+    while (next.nextNode() && formula.contains(next.currentNode));
+    const text = next.currentNode;
+    if (!/^[.,;:!?)\\]’”]/.test(text.data ?? "") || !formula.getClientRects().length) return null;
+    const range = document.createRange();
+    range.setStart(text, 0);
+    range.setEnd(text, 1);
+    const [sign, math] = [range, formula].map(each => each.getBoundingClientRect());
+    return sign.left < math.right - 2 ? formula.parentElement.textContent.slice(0, 60) : null;
+}).filter(Boolean)"""
+FORMULAS = """() => [
+    [...document.querySelectorAll("main math")].filter(each => each.getClientRects().length).length,
+    [...document.fonts].filter(each => each.family.includes("STIX") && each.status === "loaded")
+        .length]"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_line_begins_with_what_touches_a_formula(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    assert visit.page.evaluate(TORN_OFF) == []
+
+
+def test_formulas_have_their_font_and_other_pages_do_not_load_it(visit: Visit) -> None:
+    visit.page.evaluate("document.fonts.ready.then(() => null)")
+    formulas, loaded = visit.page.evaluate(FORMULAS)
+    assert loaded == (formulas > 0)
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_annotations_cover_no_code(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})
