@@ -125,6 +125,14 @@ def token_batches(rank: int, batch_size: int, accumulation: int) -> list[list[li
     ]
 
 
+def seed_of_workers(rank: int) -> int:
+    return build_loader(range(8), None, SHORT).generator.initial_seed()
+
+
+def test_loader_workers_of_each_rank_draw_other_numbers():
+    assert len(set(run_training(seed_of_workers, 2))) == 2
+
+
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 3), (3, 1)])
 def test_joined_batches_are_the_same_however_they_are_cut_up(world_size, accumulation):
     alone = run_training(token_batches, 1, 12, 1)[0]
