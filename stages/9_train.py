@@ -50,7 +50,7 @@ def build_loader(sequences, options):
         sampler=DistributedSampler(sequences, drop_last=True),
         drop_last=True,
         pin_memory=device().type == "cuda",
-        generator=torch.Generator(),  # its own: draws none of training's
+        generator=torch.Generator().manual_seed(dist.get_rank()),  # its own
     )
 
 
