@@ -16,7 +16,10 @@ from torch import Tensor
 Gradients = dict[str, Tensor]
 
 
-def joined_gradients(gradients: Sequence[Gradients], counts: Sequence[int]) -> Gradients:
+def joined_gradients(
+    gradients: Sequence[Gradients],
+    counts: Sequence[int],
+) -> Gradients:
     """The gradients of the mean loss over the samples of all ranks.
 
     `gradients[r]` maps the name of each parameter to its gradient on rank

@@ -7,12 +7,17 @@ from torch import Tensor
 Gradients = dict[str, Tensor]
 
 
-def joined_gradients(gradients: Sequence[Gradients], counts: Sequence[int]) -> Gradients:
+def joined_gradients(
+    gradients: Sequence[Gradients],
+    counts: Sequence[int],
+) -> Gradients:
     total = sum(counts)
     if total == 0:
-        raise ValueError("there is no mean of nothing: no rank has a sample")
-    with_samples = [(own, count) for own, count in zip(gradients, counts, strict=True) if count]
-    return {
-        name: sum(own[name] * (count / total) for own, count in with_samples)
-        for name in gradients[0]
-    }
+        raise ValueError("no rank has a sample")
+    shares = [count / total for count in counts]
+    present = [rank for rank, share in enumerate(shares) if share]
+    joined = {}
+    for name in gradients[0]:
+        parts = [gradients[rank][name] * shares[rank] for rank in present]
+        joined[name] = sum(parts)
+    return joined
