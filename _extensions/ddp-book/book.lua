@@ -61,11 +61,11 @@ end
 
 function Pandoc(doc)
   errors.check_fences(doc.blocks)
-  local minutes = reading_time.of(doc)
+  local words = reading_time.words(doc.blocks)
   local blocks = glossary.name_terms(resolve_addresses(doc.blocks))
   blocks = blocks:walk { Span = replace_by(spans) }
   blocks = provenance.once_in_a_section(blocks:walk { Div = replace_by(divs) })
-  doc.blocks = reading_time.insert(name_headers(keep_formulas(blocks)), minutes)
+  doc.blocks = reading_time.insert(name_headers(keep_formulas(blocks)), words)
   return citations.with_references(doc)
 end
 

@@ -14,16 +14,39 @@ def badge(html: str) -> str:
     return re.search(r'<div class="provenance[^>]*>\s*<a [^>]*>(.*?)</a>', html)[1]
 
 
-@pytest.mark.parametrize(("words", "minutes"), [(0, 1), (200, 1), (201, 2), (1000, 5)])
-def test_reading_time_counts_words_of_prose(render, words, minutes):
-    code = "\n\n```python\nnot counted at all\n```\n"
-    done = render(PAGE, " ".join(["word"] * words) + code)
-    assert f'<div class="reading-time">\n{minutes} min read\n</div>' in done.stdout
+LISTING = '::: {.code symbol="miniddp.ring:split"}\n:::\n'
 
 
-def test_reading_time_leaves_out_what_quarto_hides(render):
-    html = render(PAGE, f"# T\n\nText.\n\n::: hidden\n{'word ' * 400}\n:::\n").stdout
-    assert "1 min read" in html
+def reading_time(html: str) -> str:
+    return re.search(r'<div class="reading-time">\s*<span [^>]*>(.*?)</span>', html)[1]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("", "1 min read: 0 words"),
+        ("word", "1 min read: 1 word"),
+        ("word " * 200, "1 min read: 200 words"),
+        ("word " * 1001, "6 min read: 1,001 words"),
+        ("word\n\n```python\none\n\ntwo\n```\n", "1 min read: 1 word, 2 lines of code"),
+        ("word\n\n```bash\n" + "make\n" * 21 + "```\n", "2 min read: 1 word, 21 lines of code"),
+        ("word " * 400 + f"\n\n{LISTING}", "3 min read: 400 words, 6 lines of code"),
+        (LISTING.replace('"}', '" fold="More"}'), "1 min read: 0 words"),
+        (f"::: {{.answer}}\n{LISTING}:::\n", "1 min read: 0 words"),
+        ('::: {.run name="02-cpu" cell="hello"}\n:::\n', "1 min read: 0 words"),
+        (
+            '::: {.diff from="stages/1_one.py" to="stages/2_two.py" symbol="end"}\n:::\n',
+            "1 min read: 0 words, 3 lines of code",
+        ),
+        (f"T\n\n::: hidden\n{'word ' * 400}\n:::\n", "1 min read: 1 word"),
+    ],
+)
+def test_reading_time(render, page, said):
+    assert reading_time(render(PAGE, page).stdout) == said
+
+
+def test_only_a_chapter_has_a_reading_time(render):
+    assert "reading-time" not in render("index.qmd", "word").stdout
 
 
 def test_reading_time_stands_under_the_title(render):
