@@ -485,9 +485,8 @@ record(batch_norm_error=by_batch)
 # ### Dropout
 #
 # One seed for all ranks gives all of them the same masks. What that costs: the same batch again and
-# again, each time with new masks. How far does the averaged
-# gradient scatter around its mean? Once for the classifier, and once for a regression whose samples
-# all pull the prediction the same way.
+# again, each time with new masks. How far does the averaged gradient scatter around its mean? Once
+# for the classifier, and once for a regression whose samples all pull the prediction the same way.
 
 # %% name="scatter"
 DRAWS, DROPOUT_RANKS = 300, 4
