@@ -153,14 +153,14 @@ class Reducer:
         self.ready: dict[int, None] = {}  # parameters, in order
         self.first_order: list[int] = []
         self.launched: list[tuple[Bucket, Any]] = []
-        self.initialize_buckets(self.cap_mb if self.rebuilt else sys.maxsize)
+        self.new_buckets(self.cap_mb if self.rebuilt else sys.maxsize)
         me = weakref.proxy(self)  # hooks do not keep the reducer alive
         for i, parameter in enumerate(self.parameters):
             add_hook: Any = parameter.register_post_accumulate_grad_hook
             handle = add_hook(lambda _, i=i: me.autograd_hook(i))
             weakref.finalize(self, handle.remove)
 
-    def initialize_buckets(self, cap_mb: float | None) -> None:
+    def new_buckets(self, cap_mb: float | None) -> None:
         self.buckets = build_buckets(self.parameters, cap_mb, self.first_order)
         self.place_of = {}
         for bucket in self.buckets:
@@ -245,7 +245,7 @@ class Reducer:
         order = torch.tensor(self.first_order).to(self.parameters[0].device)
         dist.broadcast(order, group=self.group, group_src=0)
         before, self.first_order = self.place_of, order.tolist()
-        self.initialize_buckets(self.cap_mb)
+        self.new_buckets(self.cap_mb)
         self.rebuilt = True
         for i, parameter in enumerate(self.parameters):
             if same_memory(parameter.grad, before[i][1]):
