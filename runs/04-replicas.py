@@ -410,24 +410,14 @@ optimizer = torch.optim.SGD(classifier.model.parameters(), lr=1e-2)
 start = classifier.score.weight.detach().clone()
 body_start = classifier.model.norm.weight.detach().clone()
 tokens = torch.arange(3, 67, device=device()).reshape(8, 8)
-norms = []
 for _ in range(3):
     classifier(input_ids=tokens, labels=torch.arange(8, device=device()) % 2).loss.backward()
-    norms.append(classifier.score.weight.grad.norm().item())
     optimizer.step()
     optimizer.zero_grad()
 head_moved = (classifier.score.weight - start).abs().max().item()
 assert head_moved == 0
 assert not torch.equal(classifier.model.norm.weight, body_start)
-assert classifier.score.weight.grad is not None, "zero_grad() does not reach the head"
-assert norms[0] < norms[1] < norms[2], "its gradient adds up from step to step"
-record(
-    head_tensors=len(left_out),
-    head_numbers=sum(parameter.numel() for parameter in left_out.values()),
-    head_moved=head_moved,
-    head_gradient_first=norms[0],
-    head_gradient_third=norms[2],
-)
+record(head_moved=head_moved)
 
 # %% [markdown]
 # ## What the comparison sends
