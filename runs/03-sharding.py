@@ -604,8 +604,8 @@ def draw(rank: int, offset: int, make_generator: Callable | None) -> list[str]:
 cases = {
     "0 | none": (0, None),
     "rank | none": (1, None),
-    "rank | Generator()": (1, lambda rank: torch.Generator()),
-    "0 | Generator().manual_seed(rank)": (0, lambda rank: torch.Generator().manual_seed(rank)),
+    "rank | unseeded": (1, lambda rank: torch.Generator()),
+    "0 | seeded by rank": (0, lambda rank: torch.Generator().manual_seed(rank)),
 }
 rows, verdicts = [], []
 for case, arguments in cases.items():
@@ -615,7 +615,7 @@ for case, arguments in cases.items():
         assert not set(drawn[0]) & set(drawn[1])
     rows.append([*case.split(" | "), drawn[0][0], drawn[1][0], verdicts[-1]])
 assert verdicts == ["equal", "different", "equal", "different"]
-table(rows, ["seed of torch", "generator of the loader", "rank 0", "rank 1", ""], align="lllll")
+table(rows, ["seed", "loader's generator", "rank 0", "rank 1", "numbers"], align="lllll")
 
 
 # %% [markdown]
