@@ -13,8 +13,9 @@ from urllib.parse import unquote, urldefrag, urlparse
 import pytest
 
 import math_font
+from plain import build
 
-from .conftest import BUILDS, Sites
+from .conftest import BUILDS, ROOT, SAMPLE, Sites
 
 FETCHED = {"script", "img", "source", "iframe", "video", "audio", "embed", "object"}
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}
@@ -236,6 +237,15 @@ def test_no_markup_is_left_over(pages: dict[Path, PageParser]) -> None:
             r"<(pre|code|script)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.S
         )
         assert not re.search(r"^:::|\{\{<|<x-ref|\?(fig|sec|eq|tbl)-", text, re.M), path
+
+
+def test_a_shared_link_shows_a_picture(pages: dict[Path, PageParser], site: Path) -> None:
+    base = build.read_config(SAMPLE if "sample" in site.name else ROOT)["book"]["site-url"]
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        (shown,) = re.findall(r'<meta property="og:image" content="([^"]*)"', text)
+        assert shown.startswith(f"{base}/"), path.name
+        assert (site / shown.removeprefix(f"{base}/")).is_file(), path.name
 
 
 def test_the_font_has_every_sign_of_the_formulas(pages: dict[Path, PageParser]) -> None:

@@ -4,9 +4,9 @@
 
 Every page goes through Pandoc once, with the book's own filters and plain.lua; what depends on
 other pages (navigation, cross-references) is put in afterwards. What is read from _quarto.yml:
-the book's title, description, favicon, repo-url, page-footer and chapters; resources, filters,
-bibliography, csl, link-citations; of format.html: css, toc-depth, include-in-header and
-include-after-body. Figures count from 1 on every page.
+the book's title, description, favicon, repo-url, site-url, the image of open-graph, page-footer and
+chapters; resources, filters, bibliography, csl, link-citations; of format.html: css, toc-depth,
+include-in-header and include-after-body. Figures count from 1 on every page.
 """
 
 from __future__ import annotations
@@ -192,6 +192,13 @@ def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[s
     return arguments
 
 
+def card(book: dict[str, Any]) -> str | None:
+    """The address of the picture that a shared link shows."""
+    shared = book.get("open-graph")
+    image = shared.get("image") if isinstance(shared, dict) else None
+    return f"{book['site-url']}{image}" if image and book.get("site-url") else None
+
+
 def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
     book = config["book"]
     footer = book.get("page-footer") or {}
@@ -203,6 +210,7 @@ def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
         "link-citations": config.get("link-citations", False),
         "description": book.get("description", ""),
         "favicon": book.get("favicon"),
+        "card": card(book),
         "style": [page.root + name for name in as_list(html_options(config).get("css"))],
         "footer": [footer[side] for side in ("left", "right") if footer.get(side)],
     }
