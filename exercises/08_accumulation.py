@@ -12,14 +12,16 @@ all micro-batches of all ranks. The ranks' counts of tokens differ.
 
 from collections.abc import Callable, Sequence
 
-import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+
+MeanLoss = Callable[[DistributedDataParallel, Tensor], Tensor]
 
 
 def accumulate(
     ddp: DistributedDataParallel,
-    mean_loss: Callable[[DistributedDataParallel, torch.Tensor], torch.Tensor],
-    micro_batches: Sequence[torch.Tensor],
+    mean_loss: MeanLoss,
+    micro_batches: Sequence[Tensor],
 ) -> None:
     """Forward and backward of every micro-batch.
 

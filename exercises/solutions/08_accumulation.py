@@ -5,13 +5,16 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+
+MeanLoss = Callable[[DistributedDataParallel, Tensor], Tensor]
 
 
 def accumulate(
     ddp: DistributedDataParallel,
-    mean_loss: Callable[[DistributedDataParallel, torch.Tensor], torch.Tensor],
-    micro_batches: Sequence[torch.Tensor],
+    mean_loss: MeanLoss,
+    micro_batches: Sequence[Tensor],
 ) -> None:
     tokens = torch.tensor(sum(len(batch) for batch in micro_batches))
     dist.all_reduce(tokens)
