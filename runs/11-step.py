@@ -189,7 +189,7 @@ table(
         + [f"{share_of(part, link_of(world_size)):.1f}" for world_size in (NODE, MANY)]
         for size, part in by_size.items()
     ],
-    ["a gradient of", "messages", "bytes, %", f"time on {NODE} GPUs, %", f"on {MANY}, %"],
+    ["size", "messages", "bytes, %", f"time on {NODE}, %", f"on {MANY}, %"],
 )
 
 # %% name="messages-values"
@@ -234,7 +234,7 @@ table(
         for name, plan in PLANS.items()
     ],
     ["gradients travel as", "messages"]
-    + [f"{what}, {size} GPUs" for size in (NODE, MANY) for what in ("link busy", "left")],
+    + [f"{what}, {size}" for size in (NODE, MANY) for what in ("link busy", "left")],
 )
 for size in (NODE, MANY):
     waits = [packed[name, size][1] for name in PLANS]
