@@ -205,14 +205,14 @@ show_ranks(messages)
 
 
 # %% name="one-draw"
-def build_after_a_draw(rank: int) -> tuple[list[float], str]:
+def build_after_a_draw(rank: int) -> list[float]:
     miniddp.set_seed(42)
     if rank == 0:
         torch.rand(1)
     model = load_model("tiny", pretrained=False).to(device())
     first = next(model.parameters()).flatten()[:4]
     print("first weights:", numbers(first), sep="\n")
-    return first.tolist(), verdict(model)
+    return first.tolist()
 
 
 def numbers(values: torch.Tensor) -> str:
@@ -220,10 +220,7 @@ def numbers(values: torch.Tensor) -> str:
 
 
 drawn = miniddp.run_ranks(build_after_a_draw, 2)
-(weights_0, message_0), (weights_1, message_1) = drawn
-assert weights_0[:3] == weights_1[1:], "rank 0 is one random number ahead"
-assert message_0 == message_1
-assert "'model.embed_tokens.weight'" in message_0
+assert drawn[0][:3] == drawn[1][1:], "rank 0 is one random number ahead"
 show_ranks(drawn)
 
 # %% [markdown]

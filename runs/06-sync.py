@@ -131,7 +131,7 @@ def tell(origins: list[dict[str, str]]) -> None:
             which = "" if len(names) == len(found) else f": {' '.join(names)}"
             alike.setdefault(kind + which, []).append(step)
     for what, steps in alike.items():
-        say(f"step {', '.join(map(str, steps))}: {what}")
+        say(f"step{'s' if steps[1:] else ''} {', '.join(map(str, steps))}: {what}")
 
 
 def kinds(origins: list[dict[str, str]]) -> list[set[str]]:
