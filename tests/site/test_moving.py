@@ -8,7 +8,13 @@ from playwright.sync_api import Browser, expect
 from .conftest import BUILDS, DESKTOP
 
 PAGE = "chapters/02-moving.html"
-MODULES = ["ring-stepper", "shard-explorer", "bucket-timeline", "scaling-calculator"]
+MODULES = [
+    "ring-stepper",
+    "shard-explorer",
+    "unequal-shards",
+    "bucket-timeline",
+    "scaling-calculator",
+]
 SAMPLES = [name for name in BUILDS if name.startswith("sample")]
 
 LAID_OUT = """() => {
@@ -72,6 +78,6 @@ def test_without_javascript_there_is_a_still(
         note = stage.locator("noscript p").bounding_box()
         assert note is not None
         assert note["height"] > 10
-    for number in range(1, 5):
+    for number in range(1, len(MODULES) + 1):
         expect(page.get_by_text(f"Figure\u00a0{number}:", exact=False)).to_be_visible()
     context.close()
