@@ -154,6 +154,13 @@ function putNeedsBeforeQuotes() {
   }
 }
 
+// Where a line of code has to be broken, what follows stands further in than its beginning.
+function noteIndents() {
+  for (const line of document.querySelectorAll("main pre.sourceCode code span[id]")) {
+    line.style.setProperty("--indent", line.textContent.match(/^[-+]? */)[0].length);
+  }
+}
+
 // Search --------------------------------------------------------------------------------------
 
 const GLASS = '<svg class="aa-SubmitIcon" viewBox="0 0 16 16" width="20" height="20" fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" aria-hidden="true"><circle cx="7" cy="7" r="4.5"/><path d="m10.5 10.5 4 4"/></svg>';
@@ -267,6 +274,7 @@ document.addEventListener("keydown", (event) => {
 
 addToggles();
 putNeedsBeforeQuotes();
+noteIndents();
 nameLandmarks();
 searchOnDemand();
 document.querySelectorAll("[data-tip]").forEach(addTip);

@@ -56,5 +56,5 @@ return function(div, fail)
   local code = pandoc.CodeBlock(table.concat(lines, "\n"), { class = LANGUAGES[extension] or extension })
   local blocks = pandoc.Blocks { code }
   if #definitions > 0 then blocks:insert(pandoc.OrderedList(definitions)) end
-  return frame(div, path, div.attributes.members and ", in part", blocks, before)
+  return frame(div, path, div.attributes.members and "in part", blocks, before)
 end

@@ -170,9 +170,9 @@ SCROLLING = """() => [...document.querySelectorAll("main pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1)
     .map(code => [code.textContent.slice(0, 60), code.tabIndex,
         getComputedStyle(code).backgroundImage.split("linear-gradient").length - 1])"""
-# Quotes that scroll though no line is wider than 80 characters, which those of the package are not,
-# and a sign in front of it where two files are compared.
-CUT_OFF = """() => [...document.querySelectorAll("main .code pre > code")]
+# Listings that scroll though no line is wider than 80 characters, as in the package, and a sign in
+# front of it where two files are compared. On a phone lines are broken.
+CUT_OFF = """() => [...document.querySelectorAll("main pre.sourceCode > code")]
     .filter(code => code.scrollWidth > code.clientWidth)
     .filter(code => [...code.querySelectorAll("span[id]")]
         .every(line => line.textContent.trimEnd().length <= (code.closest(".diff") ? 82 : 80)))
@@ -224,7 +224,9 @@ def test_code_that_scrolls_shows_it(visit: Visit, width: int) -> None:
     assert [block for block in found if block[1:] != [0, 4]] == []
 
 
-def test_a_line_of_80_characters_fits(visit: Visit) -> None:
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_line_of_80_characters_fits(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
     assert visit.page.evaluate(CUT_OFF) == []
 
 
