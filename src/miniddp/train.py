@@ -33,6 +33,7 @@ from miniddp.options import (
 from miniddp.process import check_group, device, get, set_seed
 from miniddp.sampler import shard
 from miniddp.state_file import CheckpointError
+from miniddp.watch import Pace, watching
 
 LOOK_EVERY = 20  # steps: to look at a loss, Python waits for the device
 STOPPED = 75  # exit code: EX_TEMPFAIL of sysexits.h, "try again later"
@@ -149,13 +150,15 @@ class Trainer:
         more["scaler"] = self.scaler
         losses: list[float] = []
         recent: list[Tensor] = []
+        pace = Pace(self.module, LOOK_EVERY)
         self.model.train()
         hidden = None if get("rank") == 0 else True
         bar = tqdm(initial=first, total=last, unit="step", disable=hidden)
         tracing = training_step.tracing(options.profile)
         with bar, tracing as trace, job.stop_requests() as asked:
             for step in range(first + 1, last + 1):
-                loss = training_step.train_step(*parts, next(todo), **more)
+                with pace:
+                    loss = training_step.train_step(*parts, next(todo), **more)
                 recent.append(loss)
                 self.scheduler.step()
                 due = step % every == 0 or step == last
@@ -280,7 +283,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job.say_once(line)
         return 1
     try:
-        train(job.succeed_together(parse, OptionsError))
+        options = job.succeed_together(parse, OptionsError)
+        with watching(options.timeout):
+            train(options)
     except job.Stopped as stop:
         text = "stopped by a signal after step %d; the last checkpoint: %s"
         logger.info(text, *stop.args)

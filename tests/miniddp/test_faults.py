@@ -373,6 +373,9 @@ def test_a_rank_that_stands_still_is_noticed_after_the_timeout(tmp_path):
     ended = command("--timeout=15", "--batch-size=4", ranks=2, program=[str(program)])
     assert ended.returncode == 1
     assert "Timed out waiting 15000ms" in ended.stderr
+    said = [line for line in ended.stderr.splitlines() if line.startswith("the others wait for")]
+    assert said[0].startswith("the others wait for rank 1 (last heard of in ")
+    assert ended.stderr.count(said[0]) > 1  # the end of torchrun's report has it too
 
 
 def test_an_error_that_no_restart_mends_is_met_once(tmp_path):
