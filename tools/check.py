@@ -69,21 +69,24 @@ def read_recording(path: Path) -> dict[str, Any]:
         notebook = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadRecording(f"there is no recording {path.name}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise BadRecording("not a notebook: not JSON") from None
     if not isinstance(notebook, dict) or not notebook.keys() >= {"nbformat", "cells", "metadata"}:
         raise BadRecording("not a notebook")
-    carried = notebook["metadata"].get("miniddp")
+    metadata = notebook["metadata"]
+    carried = metadata.get("miniddp") if isinstance(metadata, dict) else None
     if not isinstance(carried, dict):
         raise BadRecording("no metadata 'miniddp': not made by make record")
     for key, kind in METADATA.items():
         if key not in carried:
             raise BadRecording(f"it lacks the metadata {key!r}")
         if not isinstance(carried[key], kind):
-            raise BadRecording(f"metadata {key!r} is {carried[key]!r}")
-    for said in carried.get("accepted", []):
-        if not {"reason", "date", "commit"} <= said.keys():
-            raise BadRecording("metadata 'accepted' needs reason, date and commit")
+            raise BadRecording(f"metadata {key!r} is {repr(carried[key])[:100]}")
+    accepted = carried.get("accepted", [])
+    if not isinstance(accepted, list) or not all(
+        isinstance(said, dict) and said.keys() >= {"reason", "date", "commit"} for said in accepted
+    ):
+        raise BadRecording("metadata 'accepted' needs reason, date and commit")
     return notebook
 
 

@@ -14,6 +14,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[2] / "measurements"
 NEEDED = ("title", "measured", "hardware", "software", "date", "authors", "address", "licence")
 ALLOWED = {*NEEDED, "read", "path", "commit", "caveat"}
+LONGEST = 300  # characters of an error
 READ = ("original", "second-hand")
 
 Row = dict[str, Any]
@@ -63,8 +64,11 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
         raise ValueError(
             f"measurements: no table {table} (there are: {', '.join(sources(folder))})"
         )
-    with open(folder / f"{table}.csv", encoding="utf-8", newline="") as file:
-        header, *lines = csv.reader(file)
+    try:
+        with open(folder / f"{table}.csv", encoding="utf-8", newline="") as file:
+            header, *lines = csv.reader(file)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{table}.csv: {error}"[:LONGEST]) from None
     names = headings(folder)
     units = {column: _unit(column, names) for column in header}
     rows = []
@@ -81,13 +85,20 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
 
 def _unit(column: str, names: dict[str, str]) -> str | None:
     if column not in names:
-        raise ValueError(f"sources.toml: [columns] does not name {column}")
+        raise ValueError(f"sources.toml: [columns] does not name {column[:100]}")
     found = re.search(r"\(([^()]+)\)$", names[column])
     return found[1] if found else None
 
 
 def _toml(folder: Path) -> dict[str, dict[str, str]]:
-    return tomllib.loads((folder / "sources.toml").read_text(encoding="utf-8"))
+    try:
+        found = tomllib.loads((folder / "sources.toml").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"sources.toml: {error}"[:LONGEST]) from None
+    for name, section in {"columns": None, **found}.items():
+        if not isinstance(section, dict) or any(type(v) is not str for v in section.values()):
+            raise ValueError(f"sources.toml: [{name}] must be a section of texts"[:LONGEST])
+    return found
 
 
 def _entries(folder: Path) -> dict[str, dict[str, str]]:
@@ -114,4 +125,4 @@ def _value(cell: str, unit: str | None, where: str) -> str | float | None:
     try:
         return int(cell) if cell.isdecimal() else float(cell)
     except ValueError:
-        raise ValueError(f"{where}: not a number of {unit}: {cell!r}") from None
+        raise ValueError(f"{where}: not a number of {unit}: {repr(cell)[:100]}") from None

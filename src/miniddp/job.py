@@ -28,6 +28,7 @@ T = TypeVar("T")
 Error = type[Exception]
 
 
+MOST = 1000  # characters of an error
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal when the parent ends
 
 
@@ -80,8 +81,9 @@ def check_alike(facts: Mapping[str, Any], kind: Error) -> None:
     for rank, others in enumerate(everyone):
         for name, value in everyone[0].items():
             if others.get(name) != value:
-                there = f"{others.get(name)} on rank {rank}"
-                raise kind(f"{name} is {value} on rank 0, and {there}")
+                here, there = (str(v)[:100] for v in (value, others.get(name)))
+                text = f"{name} is {here} on rank 0, and {there} on rank {rank}"
+                raise kind(text)
 
 
 def versions() -> dict[str, str]:
@@ -129,6 +131,8 @@ def say_once(line: str) -> None:
     first, and stops the others: so the others leave after rank 0. A restart
     mends nothing: see `said_before`.
     """
+    words = " ".join(line.split())[:MOST]
+    line = words.encode(errors="backslashreplace").decode()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     last_words = _last_words()
     if last_words and not last_words.exists():  # else a rank may be reading it

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -79,10 +80,9 @@ def run_ranks(
             f"timeout must be a positive number of seconds, not {timeout!r}"
         )
     call = worker.dump((fn, args), "fn with its arguments")
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
+    store = _store()
     environment = {
+        "GLOO_SOCKET_IFNAME": socket.if_indextoname(1),  # the loopback
         **os.environ,
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -117,6 +117,19 @@ def run_ranks(
                 head += f" ({_names(returned)} had returned)"
             raise RanksTimedOut(_report(head, {}, stacks), stacks, outputs)
         return RankResults(map(worker.load, homes), outputs)
+
+
+def _store() -> Any:
+    """For this machine only: by itself it would listen to all others too."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store's from now on
+        )
 
 
 _hiding_main = threading.Lock()
