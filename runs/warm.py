@@ -1,0 +1,92 @@
+"""torchrun, forked with everything imported: a job of tests then starts in a second.
+
+Launcher, agent, restarts, signals and parents are torchrun's own. What is saved are the imports of
+`python` that it would execute for itself and for each rank.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets  # noqa: F401  for the ranks
+import torch._dynamo  # noqa: F401
+import torch.distributed.run as torchrun
+import transformers.models.llama.modeling_llama  # noqa: F401
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+import faulty
+
+
+class Forked:
+    """What torchrun uses of a `Popen`, for a process that was forked."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                work()
+            finally:
+                os._exit(70)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = time.monotonic() + (timeout or 1e9)
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a rank", timeout or 0)
+            time.sleep(0.01)
+        return code
+
+
+def rank(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """What a new `python runs/faulty.py` would find: no signal handlers, no open files."""
+    os.setsid()
+    os.closerange(3, 1024)
+    forget_handlers()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = list(arguments)
+    faulty.main()
+
+
+def forget_handlers() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def launch(
+    arguments: Sequence[str], environment: Mapping[str, str], output: Path, warm: bool
+) -> None:
+    """`torchrun arguments`, in this process, which was forked for it."""
+    os.setsid()
+    forget_handlers()
+    multiprocessing.set_start_method(None, force=True)  # as in a Python of its own
+    os.environ.clear()
+    os.environ.update(environment)
+    with output.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if not warm:
+        program = [sys.executable, "-m", "torch.distributed.run", *arguments]
+        os.execve(sys.executable, program, dict(environment))
+
+    def start(self: Any, command: Sequence[str], variables: Mapping[str, str]) -> Forked:
+        program = command[command.index("-u") + 1 :]  # after the interpreter
+        return Forked(lambda: rank(program, variables))
+
+    subprocess_handler.SubprocessHandler._popen = start  # type: ignore[method-assign]
+    torchrun.main(list(arguments))
