@@ -76,6 +76,12 @@ def test_every_stage_has_the_loss_of_one_process(number, outputs, alone):
     assert not any(losses(text) for text in silent), "rank 0 alone speaks"
 
 
+def test_stage_1_is_off_by_rounding_alone(outputs):
+    off = re.findall(r"off by (\S+) at most in torch\.(\w+)", outputs[0][0])
+    assert [dtype for _, dtype in off] == ["float32", "float64"]
+    assert all(float(difference) < 1e-7 for difference, _ in off)
+
+
 def test_the_last_stage_resumes(tmp_path):
     """Two steps, and the third after a resume, give what three steps give."""
     last, folder = STAGES[-1], ["--checkpoints", str(tmp_path)]
