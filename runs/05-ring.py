@@ -292,20 +292,21 @@ record(tensor_bytes=num_bytes, tensor_elements=NUM_ELEMENTS)
 
 # %% name="model"
 LINK = Link(alpha=20e-6, beta=1e-10)  # 10 GB/s
-SMALL, LARGE = 4e3, 1e8
-WAYS = (root_all_reduce_seconds, ring_all_reduce_seconds, tree_all_reduce_seconds)
+WAYS = {
+    "root": root_all_reduce_seconds,
+    "ring": ring_all_reduce_seconds,
+    "tree": tree_all_reduce_seconds,
+}
+RANKS = (2, 8, 64, 1024)
 table(
     [
-        [f"{ranks:,}", *(f"{1e3 * way(size, ranks, LINK):,.2f}" for size in (SMALL, LARGE)
-                         for way in WAYS)]
-        for ranks in (2, 8, 64, 1024)
+        [size, name, *(f"{1e3 * seconds(num_bytes, ranks, LINK):,.2f}" for ranks in RANKS)]
+        for size, num_bytes in (("4 kB", 4e3), ("100 MB", 1e8))
+        for name, seconds in WAYS.items()
     ],
-    [
-        "ranks",
-        *(f"{size}: {way}" for size in ("4 kB", "100 MB") for way in ("root", "ring", "tree")),
-    ],
-    "r" * 7,
-)  # fmt: skip
+    ["tensor", "way", "2 ranks", *(f"{ranks:,}" for ranks in RANKS[1:])],
+    "llrrrr",
+)
 record(
     alpha_us=1e6 * LINK.alpha,
     bandwidth=1e-9 / LINK.beta,
@@ -331,7 +332,9 @@ def launch(ranks: int, steps: int) -> str:
     return launched.stdout
 
 
+rows = []
 for ranks in (2, 3, 4):
     (sent,) = re.findall("each step sent .*", launch(ranks, 2))
-    print(f"{ranks} ranks: {sent}")
     assert f" {2 * (ranks - 1) / ranks * sum(sizes) / 1e6:.2f} MB" in sent
+    rows.append([ranks, sent])
+table(rows, ["ranks", "printed below the losses"])
