@@ -22,7 +22,8 @@ from torch.distributed import ReduceOp
 from miniddp.process import Group
 
 Op = ReduceOp.RedOpType
-OPS = SUM, AVG = ReduceOp.SUM, ReduceOp.AVG
+SUM = ReduceOp.SUM
+AVG = ReduceOp.AVG
 
 SEGMENT_BYTES = 16 * 2**20
 """The longest message that is added: a larger chunk comes in several."""
@@ -166,7 +167,7 @@ def prepare(tensors: list[Tensor], ring: Ring) -> list[Tensor]:
 
 def divide(tensor: Tensor, op: Op, ring: Ring) -> None:
     """For the mean, before anything is sent."""
-    if op not in OPS:
+    if op not in (SUM, AVG):
         raise ValueError(f"op must be SUM or AVG, not {op}")
     if op == AVG:
         tensor /= ring.size
