@@ -88,12 +88,8 @@ for ranks, printed in on_ranks.items():
 table(rows, ["trained on", "off by, float32", "off by, float64", "last loss"], "lrrr")
 
 # %% name="stage-values"
-first = min(one_process.losses)
 record(
     steps_of_stage=last,
-    first_loss=one_process.losses[first],
-    first_step=first,
-    last_loss=one_process.losses[last],
     off_two_float32=on_ranks[2].off["float32"],
     off_two_float64=on_ranks[2].off["float64"],
     off_five=on_ranks[5].off["float64"],
@@ -457,9 +453,6 @@ for world_size, counts in UNEQUAL.items():
     split = " + ".join(map(str, counts))
     rows.append([world_size, split, f"{plain:.2f}", f"{weighted:.0e}"])
 table(rows, ["ranks", "samples", "error, plain mean", "error, weighted"], "rlrr")
-
-# %% name="unequal-values"
-record(unequal_error=plain)
 
 # %% [markdown]
 # ### Batch normalisation
