@@ -161,8 +161,9 @@ end
 local ANCHOR = '<button type="button" class="code-annotation-anchor" data-target-cell="%s" '
   .. 'data-target-annotation="%d" aria-label="Note %d">%d</button>'
 
+-- Quarto puts the numbers of the notes in by itself.
 local function line_html(line, cell)
-  local note = line.note and ANCHOR:format(cell, line.note, line.note, line.note) or ""
+  local note = line.note and not quarto and ANCHOR:format(cell, line.note, line.note, line.note) or ""
   local sign = ('<span class="diff-sign" aria-hidden="true">%s </span>'):format(line.sign)
   return ('%s<span class="diff-line" id="%s-%d">%s%s\n</span>'):format(note, cell, line.number, sign, line.html)
 end
@@ -183,15 +184,16 @@ local function part_html(part, cell)
   return table.concat(html)
 end
 
--- As Quarto marks annotations up, and the plain build after it.
+-- As Quarto writes notes, which it then looks for.
 local function notes_list(notes, cell)
-  local function raw(...) return pandoc.RawBlock("html", (...)) end
+  local function raw(html) return pandoc.RawBlock("html", html) end
   local blocks = pandoc.Blocks { raw '<dl class="code-annotation-container-hidden code-annotation-container-grid">' }
   for number, note in ipairs(notes) do
-    blocks:insert(raw(('<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd><div data-code-cell="%s" '
-      .. 'data-code-lines="%d" data-code-annotation="%d">'):format(cell, number, number, cell, note.line, number)))
-    blocks:extend(note.definition)
-    blocks:insert(raw "</div></dd>")
+    local place = { ["code-cell"] = cell, ["code-lines"] = note.line, ["code-annotation"] = number }
+    local opening = '<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd>'
+    blocks:insert(raw(opening:format(cell, number, number)))
+    blocks:insert(pandoc.Plain { pandoc.Span(note.definition[1].content, pandoc.Attr("", {}, place)) })
+    blocks:insert(raw "</dd>")
   end
   blocks:insert(raw "</dl>")
   return blocks
