@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise stage parity address bench constraints clean
+.PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise stage parity address bench faults soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -82,10 +82,8 @@ record-gpu: ## on a borrowed machine: record on its GPU into DIR, within BUDGET 
 merge-recordings: ## check the recordings in DIR and bring them into the book
 	@$(PYTHON) tools/record.py --merge "$(DIR)"
 
-exercise: ready-test ## test your solution of an exercise: N=05
-	@test -n "$(N)" || { echo "say which exercise: make exercise N=05"; exit 2; }
-	@compgen -G "exercises/test_$(N)_*.py" >/dev/null || { echo "there is no exercise $(N)"; exit 2; }
-	@$(BIN)/pytest -q exercises/test_$(N)_*.py
+exercise: ready-test ## the first step that your solution of an exercise misses: N=05 (HINT=1, WATCH=1)
+	@$(BIN)/python exercises/walk.py $(N) $(if $(HINT),--hint) $(if $(WATCH),--watch)
 
 stage: ready-test ## train with the book's program as it is after chapter N=3 (RANKS=2)
 	@test -n "$(N)" || { echo "say which stage: make stage N=3"; exit 2; }
@@ -102,6 +100,12 @@ address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=m
 bench: ready-test ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
 	@$(BIN)/python -m instruments.bench_ddp
 	@$(BIN)/python -m instruments.bench_ring
+
+faults: ready-test ## break trainings in every way, and count what survives (REPEAT=20, SEED=1)
+	@$(BIN)/python runs/faults.py $(if $(REPEAT),--repeat $(REPEAT)) $(if $(SEED),--seed $(SEED))
+
+soak: ready-test ## train 20,000 steps: memory, files and threads flat, a resume equal (STEPS=20000)
+	@$(BIN)/python runs/soak.py $(if $(STEPS),--steps $(STEPS))
 
 clean: ## remove what was built and what tests left behind
 	@rm -rf _site _preview .quarto .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
