@@ -432,6 +432,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
             *recording_problems(root),
             *page_problems(root),
             *chapter_problems(root),
+            *quoted.unquoted(root),
         ]
         warnings = [*uncommitted(root), *typed_numbers(root), *uncited(root)]
     except (digest.DigestError, GitError, OSError) as error:

@@ -9,19 +9,24 @@ import pytest
 
 import check
 import digest
+import quoted
 
 RUN = '# %% [markdown]\n# # Ring\n\n# %% name="sum"\nfrom miniddp import ring\nring.add(1)\n'
+
+QUOTE = '::: {.code symbol="miniddp.ring:add"}\n:::\n'
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A small book without a problem."""
     write(tmp_path, "src/miniddp/__init__.py", "")
+    for name in quoted.PATH:
+        write(tmp_path, f"src/miniddp/{name}.py", "")
     write(tmp_path, "src/miniddp/ring.py", "def add(x):\n    return x\n")
     write(tmp_path, "runs/05-ring.py", RUN)
     write(tmp_path, "runs/05-ring.qmd", "# Ring\n")
     write(tmp_path, "index.qmd", "# Start\n")
-    write(tmp_path, "chapters/05-ring.qmd", "# The ring\n")
+    write(tmp_path, "chapters/05-ring.qmd", f"# The ring\n\n{QUOTE}")
     chapters = "- index.qmd\n    - part: One\n      chapters: [chapters/05-ring.qmd]\n"
     write(tmp_path, "_quarto.yml", f"book:\n  chapters:\n    {chapters}    - runs/05-ring.qmd\n")
     write_recording(tmp_path, "cpu")
@@ -265,11 +270,18 @@ def test_what_nobody_cites_is_a_warning_and_strictly_an_error(cited, capsys):
     assert "warning: @nccl-env stands in the bibliography, and no page cites it" in lines
     assert lines[-1] == "0 errors, 1 warnings"
     assert run(cited, capsys, "--strict")[0] == 1
-    write(cited, "chapters/05-ring.qmd", "See @nccl-env.\n")
+    write(cited, "chapters/05-ring.qmd", f"See @nccl-env.\n\n{QUOTE}")
     assert run(cited, capsys, "--strict") == (
         0,
         ["05-ring  CPU fresh    GPU missing", "0 errors, 0 warnings"],
     )
+
+
+def test_code_of_the_path_that_no_chapter_quotes_is_an_error(project, capsys):
+    write(project, "chapters/05-ring.qmd", "# The ring\n")
+    code, lines = run(project, capsys)
+    assert code == 1
+    assert "error: src/miniddp/ring.py, lines 1 to 2: no chapter quotes `def add(x):`" in lines
 
 
 def test_a_run_that_cannot_be_read_is_one_line(project, capsys):
