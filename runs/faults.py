@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +545,11 @@ def copy_checkpoints(trial: Trial, *steps: int) -> None:
             notes.write(json.dumps({"what": "step", "rank": -1, "step": step}) + "\n")
 
 
+@cache
+def say_once(text: str) -> None:
+    print(text, flush=True)
+
+
 class Disk:
     """A small disk at a folder. Who may not mount one gets a limit of the files' size instead."""
 
@@ -553,6 +558,8 @@ class Disk:
 
     def __enter__(self) -> "Disk":
         self.is_mounted = self.mount("-t", "tmpfs", "-o", "size=64m", "none")
+        if not self.is_mounted:
+            say_once("no disk can be mounted here: a limit of the files' size stands in")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -586,7 +593,14 @@ class Disk:
             self.folder.chmod(0o755)
 
 
-PHASES = ("forward", "backward", "all-reduce", "the optimizer step", "save", "evaluation")
+PHASES = {  # of faulty.PHASES, and how one says it
+    "forward": "forward",
+    "backward": "backward",
+    "all-reduce": "the all-reduce",
+    "optimizer step": "the optimizer step",
+    "save": "a save",
+    "evaluation": "the evaluation",
+}
 RESTARTED = "torchrun starts the ranks again, and they go on"
 REFUSED = "is refused in one line, the checkpoints are left alone"
 
@@ -597,7 +611,7 @@ class Kind:
 
     trial: Callable[[Trial], None]
     what_happens: str
-    by_moment: bool = True  # else once is enough
+    by_moment: bool = True  # else a fifth as often
     waits: bool = False  # it needs time, not a processor
 
 
@@ -609,12 +623,12 @@ KINDS = {
         waits=True,
     ),
     **{
-        f"a rank is killed in {phase}": Kind(partial(killed, phase.removeprefix("the ")), RESTARTED)
-        for phase in PHASES
+        f"a rank is killed in {where}": Kind(partial(killed, phase), RESTARTED)
+        for phase, where in PHASES.items()
     },
     "a rank stands still for a while": Kind(stopped_for_a_while, "the others wait for it"),
-    "a rank leaves the loop": Kind(partial(left, "leave"), RESTARTED),
-    "a rank ends without an error": Kind(partial(left, "exit"), RESTARTED),
+    "a rank leaves the loop": Kind(partial(left, "leave"), RESTARTED, by_moment=False),
+    "a rank ends without an error": Kind(partial(left, "exit"), RESTARTED, by_moment=False),
     "SIGTERM to torchrun": Kind(partial(launcher_signalled, signal.SIGTERM), STOPPED),
     "Ctrl+C at torchrun": Kind(partial(launcher_signalled, signal.SIGINT), STOPPED),
     "SIGKILL to torchrun": Kind(launcher_killed, "the ranks end too; the same command goes on"),
@@ -624,7 +638,7 @@ KINDS = {
     "the disk becomes read-only": Kind(read_only, "one line says so; goes on when it can write"),
     **{
         f"the newest checkpoint: {how}": Kind(
-            partial(damaged, how), "a warning, and the one before it is taken"
+            partial(damaged, how), "a warning, and the one before it is taken", by_moment=False
         )
         for how in ("bits flipped", "cut off", "too long", "foreign", "hostile")
     },
@@ -633,7 +647,9 @@ KINDS = {
         f"a checkpoint of another {what}": Kind(partial(of_another, what), REFUSED, by_moment=False)
         for what in ("model", "number of ranks")
     },
-    "a loss is not a number": Kind(not_finite, "one line says so, before anything is saved"),
+    "a loss is not a number": Kind(
+        not_finite, "one line says so, before anything is saved", by_moment=False
+    ),
     "the ranks' options differ": Kind(
         options_differ, "one line says so, before anything is loaded", by_moment=False
     ),
@@ -662,14 +678,14 @@ def attempt(kind: str, seed: str, home: Path, reference: Reference, cold: bool) 
 def matrix(
     kinds: Sequence[str], repeat: int, seed: int, jobs: int, cold: bool
 ) -> Iterator[Outcome]:
-    """Every kind once, or `repeat` times where the moment matters."""
+    """Every kind `repeat` times, or a fifth as often where the moment does not matter."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         reference = Reference(Path(folder) / "reference", first_pairs(Path(folder) / "data"))
         reference.train()
         trials = [
             (kind, f"{seed}-{number}", Path(folder) / str(count * 1000 + number))
             for count, kind in enumerate(kinds)
-            for number in range(repeat if KINDS[kind].by_moment else 1)
+            for number in range(repeat if KINDS[kind].by_moment else math.ceil(repeat / 5))
         ]
         processors = threading.Semaphore(jobs)
 
@@ -706,7 +722,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=20, help="where the moment matters")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at once")
+    parser.add_argument("--jobs", type=int, default=3, help="trainings at once")
     parser.add_argument("--only", default="", help="the faults with this in their name")
     parser.add_argument("--cold", action="store_true", help="start every Python from scratch")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
