@@ -9,6 +9,7 @@ What stands in for what cannot run here:
 - node0.example is this machine, and the port of a rendezvous is a free one. The blocks of two
   machines are started at once,
 - `torchrun --nproc_per_node=gpu` starts two ranks,
+- a stage trains for 3 steps: that its loss falls is what the runs show,
 - `srun` starts its command once for each node of a job that has two, which are both this machine.
 
 A block with `needs="…"` is skipped, with its reason.
@@ -128,6 +129,7 @@ def environment(pip_calls: Path) -> dict[str, str]:
         **os.environ,
         "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
+        "STEPS": "3",
         "PET_MASTER_PORT": free_port(),  # torchrun's default is one for all
         "ENVIRONMENT": sys.prefix,
         "PIP_CALLS": str(pip_calls),
