@@ -88,7 +88,7 @@ class QuoteParser(HTMLParser):
         elif tag == "pre":
             self.language = classes[-1]
         elif tag in ("code", "button"):
-            self.place = "text" if tag == "code" else ""
+            self.place = "text" if tag == "code" and self.language else ""
 
     def handle_endtag(self, tag: str) -> None:
         if self.needs is None:
