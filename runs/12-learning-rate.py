@@ -1,0 +1,348 @@
+# %% [markdown]
+# # Learning rate and batch
+#
+# More ranks mean a larger batch and fewer steps. What that does to the training, first to the last
+# stage's language model, then to a small classifier, which trains in a second and so can be trained
+# with many rates.
+
+# %% name="setup"
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from book import LINE, MUTED, figure, provenance, record, table
+from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
+
+provenance(device="cpu", world_size=2, backend="gloo")
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## The same text in larger batches
+#
+# The program of stage 9 sees the same sequences in small and in large batches. Without a warm-up,
+# so that nothing but the batch and the rate differs.
+
+# %% name="stage"
+BATCH, STEPS, GROWN = 36, 48, 8
+STAGE_RATE = 3e-3
+
+
+def stage_9(batch: int, rate: float) -> list[float]:
+    """The losses that two ranks print: some on the way, the last one held out."""
+    steps = BATCH * STEPS // batch
+    command = (
+        "torchrun --standalone --nproc_per_node=2 stages/9_train.py"
+        f" --batch {batch} --steps {steps} --learning-rate {rate}"
+    )
+    launched = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command.split()[1:]],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert launched.returncode == 0, launched.stderr
+    return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", launched.stdout)]
+
+
+large = GROWN * BATCH
+square_root = square_root_scaling(STAGE_RATE, BATCH, large)
+settings = [(BATCH, STAGE_RATE), (large, STAGE_RATE), (large, square_root)]
+held_out = {setting: stage_9(*setting)[-1] for setting in settings}
+before, same_rate, scaled_rate = held_out.values()
+assert before < scaled_rate < same_rate, "the larger batch is behind, less so with its own rate"
+record(
+    text_base=BATCH,
+    text_grown=GROWN,
+    text_batch=large,
+    text_steps=STEPS,
+    text_steps_large=STEPS // GROWN,
+    text_sequences=BATCH * STEPS,
+    text_rate=1e3 * STAGE_RATE,
+    text_rate_scaled=1e3 * square_root,
+    text_loss=before,
+    text_loss_same=same_rate,
+    text_loss_scaled=scaled_rate,
+)
+
+# %% name="opening"
+table(
+    [
+        [batch, BATCH * STEPS // batch, f"{rate:.4f}", f"{held_out[batch, rate]:.2f}"]
+        for batch, rate in settings[:2]
+    ],
+    ["batch", "steps", "rate", "held-out loss"],
+    "rrrr",
+)
+
+# %% [markdown]
+# ## A classifier, with SGD
+#
+# It learns from noisy labels, and every training sees the same samples once. One process with the
+# joined batch stands in for the ranks: the optimizer sees no difference.
+
+# %% name="task"
+INPUTS, CLASSES, HIDDEN, SAMPLES, BASE, SEEDS = 32, 10, 64, 8192, 8, 3
+RATE = 0.05
+
+
+def points(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Points, and labels drawn by chance from what a fixed network says of them."""
+    generator = torch.Generator().manual_seed(7)
+    first = torch.randn(INPUTS, 24, generator=generator) / 4
+    second = torch.randn(24, CLASSES, generator=generator)
+    generator.manual_seed(seed)
+    inputs = torch.randn(count, INPUTS, generator=generator)
+    probabilities = (inputs @ first).tanh().mm(second).softmax(1)
+    return inputs, torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
+
+
+def classifier(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    widths = [INPUTS, HIDDEN, HIDDEN, HIDDEN, CLASSES]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
+
+
+def epoch(seed: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed))
+    for chosen in order.split(batch):
+        yield training_points[0][chosen], training_points[1][chosen]
+
+
+@cache  # the rules agree on the base batch
+def train(
+    optimizer: type, seed: int, batch: int, rate: float, warmup_steps: int = 0, start: float = 0
+) -> tuple[nn.Module, list[float]]:
+    """One pass over the samples: the model, and the loss of each batch."""
+    model = classifier(seed)
+    optim = optimizer(model.parameters(), lr=rate)
+    losses = []
+    for step, (inputs, labels) in enumerate(epoch(seed, batch)):
+        optim.param_groups[0]["lr"] = warmup(step, warmup_steps, start, rate)
+        loss = cross_entropy(model(inputs), labels)
+        optim.zero_grad()
+        loss.backward()
+        optim.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+def test_loss(model: nn.Module) -> float:
+    with torch.no_grad():
+        loss = cross_entropy(model(test_points[0]), test_points[1]).item()
+    return loss if math.isfinite(loss) else math.inf
+
+
+training_points, test_points = points(SAMPLES, 1), points(4000, 2)
+GUESSING = math.log(CLASSES)
+
+# %% name="rates"
+FACTORS = [1, 2, 4, 8, 16, 32, 64]
+WARM = 0.2  # of the steps
+RULES = {
+    "same rate": lambda seed, k: train(torch.optim.SGD, seed, k * BASE, RATE),
+    "rate × k": lambda seed, k: train(
+        torch.optim.SGD, seed, k * BASE, linear_scaling(RATE, BASE, k * BASE)
+    ),
+    "rate × k, warm-up": lambda seed, k: train(
+        torch.optim.SGD,
+        seed,
+        k * BASE,
+        linear_scaling(RATE, BASE, k * BASE),
+        int(WARM * SAMPLES / (k * BASE)),
+        RATE,
+    ),
+}
+sgd = {
+    name: [
+        statistics.mean(min(GUESSING, test_loss(rule(seed, k)[0])) for seed in range(SEEDS))
+        for k in FACTORS
+    ]
+    for name, rule in RULES.items()
+}
+same, linear, warm = sgd.values()
+assert same[2] - same[0] > 3 * abs(linear[2] - linear[0]), "at 4 times the batch the rule helps"
+assert linear[-1] - linear[0] > 0.2, "at 64 times the batch it does not keep up"
+
+fig, axes = plt.subplots()
+styles = [("-", "o"), ("--", "s"), (":", "^")]
+for (name, losses), (dash, marker) in zip(sgd.items(), styles, strict=True):
+    axes.plot(FACTORS, losses, dash, marker=marker, label=name)
+axes.axhline(GUESSING, color=LINE, linewidth=1)
+axes.annotate("guessing", (1, GUESSING), va="top", color=MUTED)
+axes.set_xscale("log", base=2)
+axes.set_xticks(FACTORS, labels=[str(k) for k in FACTORS])
+axes.set(xlabel="batch, in multiples of the base batch", ylabel="loss on other samples")
+axes.legend(loc="upper left", bbox_to_anchor=(0, 0.93))
+figure(fig)
+
+# %% name="rates-values"
+record(
+    samples=SAMPLES,
+    base_batch=BASE,
+    seeds=SEEDS,
+    factor_most=FACTORS[-1],
+    steps_base=SAMPLES // BASE,
+    steps_most=SAMPLES // (BASE * FACTORS[-1]),
+    loss_base=same[0],
+    loss_same_4=same[2],
+    loss_linear_4=linear[2],
+    loss_linear_most=linear[-1],
+)
+
+
+# %% name="start"
+AT = 32
+plain_losses = RULES["rate × k"](0, AT)[1]
+warm_losses = RULES["rate × k, warm-up"](0, AT)[1]
+first = plain_losses[0]
+assert max(plain_losses) > 1.2 * first, "without warm-up the loss jumps"
+assert max(warm_losses) < max(plain_losses)
+record(start_factor=AT, first_loss=first, peak_plain=max(plain_losses), peak_warm=max(warm_losses))
+
+fig, axes = plt.subplots()
+axes.plot(plain_losses, "--", label="rate × k")
+axes.plot(warm_losses, ":", label="rate × k, warm-up")
+axes.set(xlabel="step", ylabel="loss of the batch", ylim=(0, None))
+axes.legend()
+figure(fig)
+
+# %% [markdown]
+# ## The same classifier, with Adam
+#
+# A rule about rates can only be tested if each batch has been tuned. So every batch trains with
+# every rate.
+
+# %% name="adam"
+ADAM_RATES = [5e-4 * 2**i for i in range(7)]
+ADAM_FACTOR = 16
+
+
+def adam_losses(k: int, rates: list[float]) -> list[float]:
+    return [
+        statistics.mean(
+            test_loss(train(torch.optim.Adam, seed, k * BASE, rate)[0]) for seed in range(SEEDS)
+        )
+        for rate in rates
+    ]
+
+
+def best_rate(losses: list[float]) -> float:
+    return ADAM_RATES[losses.index(min(losses))]
+
+
+adam = {k: adam_losses(k, ADAM_RATES) for k in (1, ADAM_FACTOR)}
+tuned, grown = (best_rate(losses) for losses in adam.values())
+guess = square_root_scaling(tuned, BASE, ADAM_FACTOR * BASE)
+assert tuned not in (ADAM_RATES[0], ADAM_RATES[-1]), "the base batch is tuned"
+assert abs(math.log2(grown / guess)) <= 1, "the rule leads to a neighbour of the best rate"
+table(
+    [
+        [f"{1e3 * rate:g}", *(f"{losses[i]:.2f}" for losses in adam.values())]
+        for i, rate in enumerate(ADAM_RATES)
+    ],
+    ["rate, thousandths", *(f"batch {k * BASE}" for k in adam)],
+    "rrr",
+)
+
+# %% name="adam-values"
+at = dict(zip(ADAM_RATES, adam[ADAM_FACTOR], strict=True))
+record(
+    adam_factor=ADAM_FACTOR,
+    adam_batch=ADAM_FACTOR * BASE,
+    adam_tuned=1e3 * tuned,
+    adam_guess=1e3 * guess,
+    adam_best=1e3 * grown,
+    adam_loss=min(adam[1]),
+    adam_same=at[tuned],
+    adam_square_root=at[guess],
+    adam_linear=at[linear_scaling(tuned, BASE, ADAM_FACTOR * BASE)],
+)
+
+# %% [markdown]
+# ## The noise in a gradient
+
+
+# %% name="noise"
+NOISE_RANKS, NOISE_STEPS = 4, 200
+
+
+def flat_gradient(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    loss = cross_entropy(model(inputs), labels)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def noise_scale(model: nn.Module) -> tuple[float, Tensor]:
+    """Sum of the variances of one sample's gradient, over the squared length of the mean."""
+    inputs, labels = training_points
+    mean = flat_gradient(model, inputs, labels).double()
+    squares = 0.0
+    for i in range(SAMPLES):
+        squares += flat_gradient(model, inputs[i : i + 1], labels[i : i + 1]).square().sum().item()
+    variance = squares / SAMPLES - mean.square().sum().item()
+    return variance / mean.square().sum().item(), mean
+
+
+def distance(model: nn.Module, mean: Tensor, batch: int) -> float:
+    """How far batch gradients are from the mean of all samples, in lengths of that mean."""
+    squared = []
+    for _ in range(40):
+        chosen = torch.randint(SAMPLES, (batch,))
+        gradient = flat_gradient(model, training_points[0][chosen], training_points[1][chosen])
+        squared.append((gradient - mean).square().sum() / mean.square().sum())
+    return math.sqrt(statistics.mean(value.item() for value in squared))
+
+
+def noise_of_ranks(model: nn.Module, ranks: int, steps: int) -> float:
+    """The noise scale from what DDP has at hand: each rank's gradient, and the mean."""
+    own, joined = [], []
+    for _ in range(steps):
+        parts = torch.randint(SAMPLES, (ranks, BASE))
+        gradients = torch.stack(
+            [flat_gradient(model, training_points[0][i], training_points[1][i]) for i in parts]
+        )
+        own.append(gradients.square().sum(1).mean().item())
+        joined.append(gradients.mean(0).square().sum().item())
+    small, large = statistics.mean(own), statistics.mean(joined)
+    variance = (small - large) / (1 / BASE - 1 / (ranks * BASE))
+    return variance / (small - variance / BASE)
+
+
+torch.manual_seed(0)
+untrained = classifier(0)
+trained, _ = RULES["same rate"](0, 1)
+(scale_start, mean_start), (scale_end, _) = noise_scale(untrained), noise_scale(trained)
+rows = []
+for batch in (8, 32, 128, 512):
+    measured_distance = distance(untrained, mean_start, batch)
+    formula = math.sqrt(scale_start / batch)
+    rows.append([batch, f"{measured_distance:.2f}", f"{formula:.2f}"])
+    assert abs(measured_distance / formula - 1) < 0.25
+assert scale_end > scale_start
+of_ranks = noise_of_ranks(untrained, NOISE_RANKS, NOISE_STEPS)
+assert abs(of_ranks / scale_start - 1) < 0.3
+assert 4 * BASE < scale_end < FACTORS[-1] * BASE, "the rule holds below and ends above"
+record(
+    noise_start=scale_start,
+    noise_end=scale_end,
+    noise_of_ranks=of_ranks,
+    noise_ranks=NOISE_RANKS,
+    noise_steps=NOISE_STEPS,
+    batch_4=4 * BASE,
+    batch_most=FACTORS[-1] * BASE,
+)
+table(rows, ["batch", "distance, measured", "√(noise scale / batch)"], "rrr")
