@@ -8,7 +8,7 @@
 import statistics
 
 from book import provenance, record, table
-from instruments import predictions
+from instruments import measurements, predictions
 from instruments.cost import bus_bandwidth
 from instruments.flops import peak_flops
 from instruments.predictions import GIB, MIB, curve_of
@@ -85,3 +85,40 @@ record(
     decay_error=100 * predictions.playbook()[-1].error,
 )
 table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
+
+# %% [markdown]
+# ## Eight GPUs, slower than one
+#
+# Trainings of BERT-Large without overlap: a step is that of one GPU, and then an all-reduce that
+# another table measured on the same hosts.
+
+# %% name="slower"
+MODEL, SLOW = "BERT-Large", "10GbE with TCP/IP"
+table(
+    [
+        [
+            each.setup.removeprefix(f"{MODEL}, ").split()[0],
+            each.what.split()[0],
+            f"{each.predicted:.0f}",
+            f"{each.measured:.0f}",
+            f"{100 * each.error:+.0f}",
+        ]
+        for each in predictions.plain_training()
+        if each.setup.startswith(MODEL)
+    ],
+    ["link", "GPUs", "predicted", "measured", "error, %"],
+    "lrrrr",
+)
+[alone] = [
+    row
+    for row in measurements.read("data_parallel_10gbe_100gb_32gpu")
+    if (row["model"], row["link_between_nodes"], row["method"]) == (MODEL, SLOW, "BSP-A2A")
+    and row["gpus"] == 1
+]
+gradient_bytes = 4 * predictions.GRADIENTS[MODEL]
+slow_link = curve_of(predictions.LINKS[SLOW]).fit()
+record(
+    slower_gradients_mb=gradient_bytes / 1e6,
+    slower_compute_s=alone["batch_per_gpu"] / alone["samples_per_s_total"],
+    slower_message_s=slow_link.all_reduce_seconds(gradient_bytes, 8),
+)
