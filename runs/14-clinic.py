@@ -35,7 +35,7 @@ from miniddp.process import device
 from miniddp.replicate import verify_replicas
 from miniddp.sampler import shard
 
-provenance(device=device(), world_size=[2, 4], backend="gloo")
+provenance(device=device(), world_size=2, backend="gloo")
 
 # %% [markdown]
 # ## What the programs share
@@ -135,7 +135,7 @@ def load_too_early(rank: int, folder: str) -> Tensor:
     model = small_model(seed=rank)
     if rank == 0:
         save_slowly(model.state_dict(), file)
-    model.load_state_dict(torch.load(file))
+    model.load_state_dict(torch.load(file, map_location=device()))
     return model[0].weight.detach().cpu()
 
 
@@ -174,7 +174,7 @@ def load_after_the_barrier(rank: int, folder: str) -> Tensor:
     if rank == 0:
         save_slowly(model.state_dict(), file)
     dist.barrier()
-    model.load_state_dict(torch.load(file))
+    model.load_state_dict(torch.load(file, map_location=device()))
     return model[0].weight.detach().cpu()
 
 
@@ -616,115 +616,7 @@ assert list(through) == [0, 0]
 show_ranks(through)
 
 # %% [markdown]
-# ## 9. The optimizer leaves the head out
-
-
-# %% name="head-program"
-class Classifier(nn.Module):
-    """Shaped like the classifiers of transformers: the body is `model`, the head is `score`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
-        self.score = nn.Linear(8, 1)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.score(self.model(inputs))
-
-
-def classifier() -> Classifier:
-    miniddp.set_seed(0)
-    return Classifier().to(device())
-
-
-def train_the_body(rank: int) -> list[str]:
-    ddp = DistributedDataParallel(classifier())
-    optimizer = torch.optim.SGD(ddp.module.model.parameters(), lr=0.1)
-    for inputs in own_batches(rank, 5):
-        optimizer.zero_grad()
-        loss_of(ddp(inputs) - 1).backward()
-        optimizer.step()
-    return unchanged(ddp.module, classifier())
-
-
-def unchanged(model: nn.Module, before: nn.Module) -> list[str]:
-    pairs = zip(model.named_parameters(), before.parameters(), strict=True)
-    return [name for (name, parameter), old in pairs if torch.equal(parameter, old)]
-
-
-# %% name="head-symptom"
-def losses(optimized: Callable[[Classifier], nn.Module], rank: int) -> list[float]:
-    ddp = DistributedDataParallel(classifier())
-    optimizer = torch.optim.SGD(optimized(ddp.module).parameters(), lr=0.1)
-    history = []
-    for inputs in own_batches(rank, 40):
-        loss = loss_of(ddp(inputs) - 1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        history.append(mean_over_ranks(loss).item())
-    return history
-
-
-def losses_of_both(rank: int) -> tuple[list[float], list[float]]:
-    return losses(lambda model: model.model, rank), losses(lambda model: model, rank)
-
-
-body_only, whole = miniddp.run_ranks(losses_of_both, 2)[0]
-assert body_only[0] == whole[0]
-assert body_only[-1] < body_only[0]
-assert body_only[19] > 1.5 * whole[19]
-record(loss_ratio=body_only[19] / whole[19])
-table(
-    [[step + 1, f"{body_only[step]:.4f}", f"{whole[step]:.4f}"] for step in (0, 9, 19, 39)],
-    ["step", "loss, head left out", "loss, all trained"],
-    align="rrr",
-)
-
-
-# %% name="head-diagnosis"
-def parity_after_one_step(rank: int) -> tuple[float, float]:
-    """Largest difference from one process that trains the whole model on the joined batch."""
-    ddp, alone = DistributedDataParallel(classifier()), classifier()
-    loss_of(ddp(own_batches(rank, 1)[0]) - 1).backward()
-    loss_of(alone(torch.cat([own_batches(r, 1)[0] for r in range(2)])) - 1).backward()
-    torch.optim.SGD(ddp.module.model.parameters(), lr=0.1).step()
-    torch.optim.SGD(alone.parameters(), lr=0.1).step()
-    body = largest_difference(ddp.module.model, alone.model)
-    return body, largest_difference(ddp.module, alone)
-
-
-def largest_difference(a: nn.Module, b: nn.Module) -> float:
-    pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return max((x - y).abs().max().item() for x, y in pairs)
-
-
-body, whole_model = miniddp.run_ranks(parity_after_one_step, 2)[0]
-still = miniddp.run_ranks(train_the_body, 2)[0]
-assert body < 1e-6 < 1e-3 < whole_model
-assert still == ["score.weight", "score.bias"]
-print(f"differs from one process, model.model: {body:.0e}")
-print(f"differs from one process, model:       {whole_model:.0e}")
-print("unchanged after 5 steps:", ", ".join(still))
-
-
-# %% name="head-cure"
-def train_the_whole(rank: int) -> list[str]:
-    ddp = DistributedDataParallel(classifier())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for inputs in own_batches(rank, 5):
-        optimizer.zero_grad()
-        loss_of(ddp(inputs) - 1).backward()
-        optimizer.step()
-    return unchanged(ddp.module, classifier())
-
-
-still = miniddp.run_ranks(train_the_whole, 2)[0]
-assert still == []
-print("unchanged after 5 steps:", ", ".join(still) or "none")
-
-# %% [markdown]
-# ## 10. A layer is unfrozen after the model was wrapped
+# ## 9. A layer is unfrozen after the model was wrapped
 
 
 # %% name="unfreeze-program"
@@ -776,58 +668,7 @@ assert list(wrapped_again) == [0, 0]
 show_ranks(wrapped_again)
 
 # %% [markdown]
-# ## 11. All ranks drop the same units
-
-
-# %% name="dropout-program"
-UNITS = 1000
-
-
-def one_seed_for_all(rank: int) -> Tensor:
-    miniddp.set_seed(0)
-    model = nn.Sequential(nn.Linear(4, UNITS), nn.Dropout(0.5)).to(device())
-    ddp = DistributedDataParallel(model)
-    return dropped_units(ddp)
-
-
-def dropped_units(ddp: nn.Module) -> Tensor:
-    """Which outputs are zero in one forward pass."""
-    return (ddp(torch.ones(1, 4, device=device()))[0] == 0).cpu()
-
-
-# %% name="dropout-symptom"
-def share_dropped_by_all(masks: Sequence[Tensor]) -> float:
-    return torch.stack(list(masks)).all(0).float().mean().item()
-
-
-same_masks = miniddp.run_ranks(one_seed_for_all, 4)
-share = share_dropped_by_all(same_masks)
-assert all(torch.equal(mask, same_masks[0]) for mask in same_masks)
-record(dropped_by_all=share, dropped_by_all_expected=0.5**4)
-print(f"dropped by all 4 ranks: {share:.3f} of the units")
-print(f"expected if each draws for itself: {0.5**4:.3f}")
-
-# %% name="dropout-diagnosis"
-show_ranks(["".join("·" if unit else "1" for unit in mask[:24]) for mask in same_masks])
-
-
-# %% name="dropout-cure"
-def seed_again_per_rank(rank: int) -> Tensor:
-    miniddp.set_seed(0)
-    model = nn.Sequential(nn.Linear(4, UNITS), nn.Dropout(0.5)).to(device())
-    ddp = DistributedDataParallel(model)
-    miniddp.set_seed(0, rank_offset=1 + rank)
-    return dropped_units(ddp)
-
-
-own_masks = miniddp.run_ranks(seed_again_per_rank, 4)
-share = share_dropped_by_all(own_masks)
-assert share < 0.15
-show_ranks(["".join("·" if unit else "1" for unit in mask[:24]) for mask in own_masks])
-print(f"dropped by all 4 ranks: {share:.3f} of the units")
-
-# %% [markdown]
-# ## 12. Clipping before the ranks are averaged
+# ## 10. Clipping before the ranks are averaged
 
 
 # %% name="clip-program"
@@ -900,7 +741,7 @@ assert torch.allclose(clipped_last[0], clipped_alone(), atol=1e-6)
 print("both ranks: ", similarity(clipped_last[0], clipped_alone()))
 
 # %% [markdown]
-# ## 13. Batch normalisation forgets what the other ranks saw
+# ## 11. Batch normalisation forgets what the other ranks saw
 
 
 # %% name="norm-program"
@@ -986,7 +827,7 @@ assert abs(averaged[0][1]) < 0.3
 show_means(averaged)
 
 # %% [markdown]
-# ## 14. One NaN, and every rank is lost
+# ## 12. One NaN, and every rank is lost
 
 
 # %% name="nan-program"
@@ -1057,60 +898,7 @@ assert all(text.count("skipped") == 1 for text in skipped.outputs)
 show_ranks(skipped)
 
 # %% [markdown]
-# ## 15. `no_sync` that saves nothing
-
-
-# %% name="no-sync-program"
-MICRO_BATCHES = 4
-
-
-def no_sync_around_backward(rank: int) -> int:
-    ddp = DistributedDataParallel(small_model())
-    sent = count_all_reduces(ddp)
-    for number, inputs in enumerate(own_batches(rank, MICRO_BATCHES)):
-        loss = loss_of(ddp(inputs)) / MICRO_BATCHES
-        last = number == MICRO_BATCHES - 1
-        with contextlib.nullcontext() if last else ddp.no_sync():
-            loss.backward()
-    return len(sent)
-
-
-def count_all_reduces(ddp: DistributedDataParallel) -> list[int]:
-    """A list that grows by the bytes of each all-reduce of a bucket."""
-    sent: list[int] = []
-    ddp.register_comm_hook(sent, count_and_reduce)
-    return sent
-
-
-def count_and_reduce(sent: list[int], bucket):
-    sent.append(bucket.buffer().nbytes)
-    return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
-
-
-# %% name="no-sync-cure"
-def no_sync_around_both(rank: int) -> int:
-    ddp = DistributedDataParallel(small_model())
-    sent = count_all_reduces(ddp)
-    for number, inputs in enumerate(own_batches(rank, MICRO_BATCHES)):
-        last = number == MICRO_BATCHES - 1
-        with contextlib.nullcontext() if last else ddp.no_sync():
-            loss = loss_of(ddp(inputs)) / MICRO_BATCHES
-            loss.backward()
-    return len(sent)
-
-
-# %% name="no-sync-symptom"
-counts = {
-    "never": MICRO_BATCHES,
-    "around backward": miniddp.run_ranks(no_sync_around_backward, 2)[0],
-    "around forward and backward": miniddp.run_ranks(no_sync_around_both, 2)[0],
-}
-assert list(counts.values()) == [MICRO_BATCHES, MICRO_BATCHES, 1]
-record(micro_batches=MICRO_BATCHES)
-table(list(counts.items()), ["`no_sync`", "all-reduces per step"], align="lr")
-
-# %% [markdown]
-# ## 16. One rank has the long sequences
+# ## 13. One rank has the long sequences
 
 
 # %% name="straggler-program"
