@@ -34,6 +34,7 @@ from instruments.breakdown import (
     operator_families,
     region_spans,
 )
+from instruments.clock import clock
 from instruments.flops import training_flops
 from instruments.intervals import union
 from instruments.profiling import Profiler, Schedule, region
@@ -443,7 +444,8 @@ print("acc_events=True: ", all_cycles, "steps")
 # during it.
 
 # %% name="regions"
-simple = [break_down(trace) for trace in train("simple", wrapper="simple", load_seconds=(0, 0))]
+simple_traces = train("simple", wrapper="simple", load_seconds=(0, 0))
+simple = [break_down(trace) for trace in simple_traces]
 NAMES = ("load_batch", "data_movement", "forward", "backward", "sync_grads", "opt_step")
 assert simple[0].regions["sync_grads"].seconds > 5 * zero.regions["sync_grads"].seconds
 assert zero.communication.seconds > 0
@@ -459,10 +461,11 @@ table(
 # %% [markdown]
 # ## A trace as a picture
 #
-# One step on both ranks, drawn from the traces: regions, work, messages.
+# One step of rank 0 under each wrapper, drawn from the traces: regions, work, messages.
 
 # %% name="timeline"
-LABELLED = {"forward", "backward"}
+LABELLED = {"load_batch", "forward", "backward", "sync_grads"}
+NARROWEST = 0.1  # of a step: no label fits into less
 
 
 def lanes(trace: Trace) -> dict[str, list[tuple[float, float]]]:
@@ -479,46 +482,49 @@ def without_gaps(spans: Sequence[tuple[float, float]], gap: float) -> list[tuple
     return [(start, end - gap) for start, end in union((s, e + gap) for s, e in spans)]
 
 
-def draw_step(axes: plt.Axes, traces: Sequence[Trace], number: int) -> None:
+def draw_step(traces: dict[str, Trace], number: int) -> None:
+    """Three rows for each trace: regions, work, messages; the colour is that of its rank."""
+    fig, axes = plt.subplots(figsize=(6.4, 3.4))
+    steps = {
+        name: next(event for event in trace.events if event.name == f"ProfilerStep#{number}")
+        for name, trace in traces.items()
+    }
+    longest = max(step.end - step.start for step in steps.values())
     places, names = [], []
-    longest = 0.0
-    for rank, trace in enumerate(traces):
-        step = next(event for event in trace.events if event.name == f"ProfilerStep#{number}")
-        longest = max(longest, step.end - step.start)
-        regions = region_spans(trace)
-        for lane, name in enumerate(("regions", "work", "messages")):
-            height = 4 * rank + lane
+    for place, (name, trace) in enumerate(traces.items()):
+        step, regions, rows = steps[name], region_spans(trace), lanes(trace)
+        spans = {
+            "regions": [(span, label) for label in NAMES for span in regions.get(label, [])],
+            **{
+                row: [(span, "") for span in without_gaps(rows[row], longest / 300)]
+                for row in ("work", "messages")
+            },
+        }
+        for lane, (row, bars) in enumerate(spans.items()):
+            height = 4 * place + lane
             places.append(height)
-            names.append(f"rank {rank}: {name}")
-            if name == "regions":
-                spans = [(span, label) for label in NAMES for span in regions.get(label, [])]
-            else:
-                hidden = (step.end - step.start) / 300
-                spans = [(span, "") for span in without_gaps(lanes(trace)[name], hidden)]
-            for (start, end), label in spans:
+            names.append(f"{name}: {row}")
+            for (start, end), label in bars:
                 if not step.start <= start < step.end:
                     continue
-                bar = (1e3 * (start - step.start), 1e3 * (end - start))
+                left, width = 1e3 * (start - step.start), 1e3 * (end - start)
                 axes.broken_barh(
-                    [bar],
+                    [(left, width)],
                     (height - 0.38, 0.76),
-                    facecolor=RANK_COLORS[rank],
-                    alpha=0.3 if name == "regions" else 0.75,
-                    edgecolor=RANK_COLORS[rank] if name == "regions" else "none",
+                    facecolor=RANK_COLORS[trace.rank],
+                    alpha=0.3 if row == "regions" else 0.75,
+                    edgecolor=RANK_COLORS[trace.rank] if row == "regions" else "none",
                 )
-                if label in LABELLED:
-                    axes.text(
-                        bar[0] + bar[1] / 2, height, label, ha="center", va="center", fontsize=9
-                    )
+                if label in LABELLED and end - start > NARROWEST * longest:
+                    axes.text(left + width / 2, height, label, ha="center", va="center", fontsize=9)
     axes.set(yticks=places, yticklabels=names, xlabel="ms since the step began")
     axes.set_xlim(0, 1.02e3 * longest)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
+    figure(fig)
 
 
-fig, axes = plt.subplots(figsize=(6.4, 3.4))
-draw_step(axes, even, 10)
-figure(fig)
+draw_step({"SimpleDDP": simple_traces[0], "DDP": even[0]}, 10)
 
 # %% [markdown]
 # ## What rank 0 sees of the others
@@ -527,6 +533,7 @@ figure(fig)
 
 # %% name="symptoms"
 SLEEP = 0.3
+straggler_traces = train("straggler", wrapper="miniddp", load_seconds=(0, SLEEP))
 cases = {
     "nothing": step_of,
     "per-parameter messages": simple,
@@ -534,10 +541,7 @@ cases = {
         break_down(trace)
         for trace in train("loader", wrapper="miniddp", load_seconds=(SLEEP, SLEEP))
     ],
-    "slow loading on rank 1 only": [
-        break_down(trace)
-        for trace in train("straggler", wrapper="miniddp", load_seconds=(0, SLEEP))
-    ],
+    "slow loading on rank 1 only": [break_down(trace) for trace in straggler_traces],
 }
 loader, straggler = cases["slow loading on both ranks"], cases["slow loading on rank 1 only"]
 assert loader[0].regions["load_batch"].seconds > SLEEP
@@ -566,6 +570,62 @@ record(
     straggler_communication_1=straggler[1].communication.seconds * 1e3,
     straggler_share_0=100 * straggler[0].communication.share,
     straggler_share_1=100 * straggler[1].communication.share,
+)
+
+# %% name="straggler-timeline"
+draw_step({f"rank {trace.rank}": trace for trace in straggler_traces}, 10)
+
+# %% [markdown]
+# ## A benchmark that measures no communication
+#
+# The same loop twice, taking turns: as it is, and with the synchronisation switched off. The ranks
+# of the second one train apart.
+
+# %% name="never-synchronises"
+BENCHMARK_ROUNDS, STEPS_OF_A_ROUND = 5, 4
+
+
+def benchmark(rank: int) -> dict[bool, tuple[float, float]]:
+    """Median seconds of a step, and the largest difference between the ranks' weights."""
+    batches = [load_batch(step, rank) for step in range(STEPS_OF_A_ROUND)]
+    models = {True: miniddp.SimpleDDP(build()), False: miniddp.SimpleDDP(build())}
+    models[False].disable_grad_sync()  # the step calls sync_gradients, which does nothing
+    optimizers = {way: torch.optim.AdamW(models[way].parameters(), lr=1e-3) for way in models}
+    seconds: dict[bool, list[float]] = {way: [] for way in models}
+    for _ in range(BENCHMARK_ROUNDS):
+        for way, model in models.items():
+            dist.barrier()
+            start = clock()
+            for batch in batches:
+                take_step(model, optimizers[way], [batch])
+            seconds[way].append((clock() - start) / STEPS_OF_A_ROUND)
+    return {way: (statistics.median(seconds[way]), spread(models[way])) for way in models}
+
+
+def spread(model: nn.Module) -> float:
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    low, high = weights.clone(), weights.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    return (high - low).max().item()
+
+
+found = miniddp.run_ranks(benchmark, WORLD_SIZE, timeout=300)[0]
+assert found[True][1] == 0 < found[False][1]
+table(
+    [
+        [
+            "with `sync_gradients()`" if synchronised else "without it",
+            f"{1e3 * seconds:.0f}",
+            f"{apart:.1g}",
+        ]
+        for synchronised, (seconds, apart) in found.items()
+    ],
+    ["2 ranks", "ms per step", "largest difference of a weight"],
+)
+record(
+    missing_share=100 * (1 - found[False][0] / found[True][0]),
+    steps_apart=BENCHMARK_ROUNDS * STEPS_OF_A_ROUND,
 )
 
 # %% [markdown]

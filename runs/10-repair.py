@@ -1,10 +1,9 @@
 # %% [markdown]
 # # A slow step, repaired measure by measure
 #
-# A training step as it is often written first: full precision, one message per parameter, every
-# pair padded to the same length, the loss read in every step. Then one measure after the other,
-# each on top of those before it, all in the same process. A measure that this machine cannot take
-# is a row that says why.
+# A training step as it is often written first: every pair padded to the same length, one message
+# per parameter after backward, full precision, the loss read in every step. Then one measure after
+# the other, each tried against the step as repaired so far, and kept only if it pays.
 #
 # With a GPU: SmolLM2-360M's architecture with random weights, one rank over NCCL. Without: a small
 # model of the same architecture, two ranks over Gloo, and the measures that a CPU can take.
@@ -14,6 +13,7 @@ import copy
 import gc
 import os
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line per recording otherwise
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import miniddp
-from book import FOREGROUND, LINE, data_dir, figure, provenance, record, table
+from book import data_dir, provenance, record, table
+from instruments import measurements
 from instruments.breakdown import Breakdown, break_down
 from instruments.clock import clock
 from instruments.flops import measured_peak_flops, peak_flops, training_flops, utilisation
@@ -41,9 +41,9 @@ from miniddp.process import device
 on_gpu = device().type == "cuda"
 SIZE = "360m" if on_gpu else "tiny"
 WORLD_SIZE, BACKEND = (1, "nccl") if on_gpu else (2, "gloo")
-SMALL, LARGE, LARGEST = (8, 128, 256) if on_gpu else (4, 16, 16)
-MICRO_BATCHES = 16 if on_gpu else 8  # in a pass
-PASSES = 5
+SMALL, LARGE = (8, 128) if on_gpu else (8, 16)
+MICRO_BATCHES = 16 if on_gpu else 4  # in a pass
+ROUNDS = 5
 MAX_LENGTH = 128
 provenance(device=device(), world_size=WORLD_SIZE, backend=BACKEND)
 pairs = load_mrpc(data_dir())
@@ -63,7 +63,7 @@ record(
     small=SMALL,
     large=LARGE,
     max_length=MAX_LENGTH,
-    passes=PASSES,
+    rounds=ROUNDS,
     micro_batches=MICRO_BATCHES,
     median_length=median,
 )
@@ -71,7 +71,8 @@ record(
 # %% [markdown]
 # ## The measures
 #
-# Settings say how a step is taken. A measure changes some of them.
+# Settings say how a step is taken. A measure changes one of them, and may aim at a part of the step
+# that a profile shows: it can save that part at most.
 
 
 # %% name="settings"
@@ -80,57 +81,41 @@ class Settings:
     """How a training step is taken. The defaults are the slow step."""
 
     batch_size: int = SMALL
+    by_length: bool = False
+    buckets: bool = False
+    accumulation: int = 1
     tf32: bool = False
     bf16: bool = False
     attention: str = "eager"
     fused_optimizer: bool = False
     pinned: bool = False
     read_every_loss: bool = True
-    buckets: bool = False
-    by_length: bool = False
     compiled: bool = False
-    cuda_graphs: bool = False
-    accumulation: int = 1
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One change of the settings. An aside is measured, and not carried on."""
+    """One change of the settings, and the parts of the step that it aims at."""
 
     name: str
-    change: dict[str, object] = field(default_factory=dict)
+    change: dict[str, object]
+    aims: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
-    aside: bool = False
 
 
 GPU_ONLY = ("cuda",)
 ALL_MEASURES = [
-    Measure("the slow step"),
-    Measure("TF32 products", {"tf32": True}, GPU_ONLY),
+    Measure("batches of like lengths", {"by_length": True}, ("padding",)),
+    Measure("buckets during backward", {"buckets": True}, ("exposed",)),
+    Measure(f"{LARGE} pairs in a batch", {"batch_size": LARGE}),
+    Measure("TF32 products", {"tf32": True}, devices=GPU_ONLY),
     Measure("bf16 autocast", {"bf16": True}),
     Measure("SDPA attention", {"attention": "sdpa"}),
-    Measure("fused AdamW", {"fused_optimizer": True}),
-    Measure("pinned memory, asynchronous copies", {"pinned": True}, GPU_ONLY),
-    Measure("no .item() in the step", {"read_every_loss": False}, GPU_ONLY),
-    Measure("buckets: DistributedDataParallel", {"buckets": True}),
-    Measure(f"{LARGE} pairs in a batch", {"batch_size": LARGE}),
-    Measure("batches of like lengths", {"by_length": True}),
-    Measure("torch.compile, layer by layer", {"compiled": True}, GPU_ONLY),
-    Measure(f"{LARGEST} pairs in a batch", {"batch_size": LARGEST}, GPU_ONLY),
-    Measure("accumulation of 2", {"accumulation": 2}),
-    Measure("accumulation of 4", {"accumulation": 4}),
-    Measure(
-        f"aside: CUDA graphs, {SMALL} pairs of one length",
-        {
-            "batch_size": SMALL,
-            "by_length": False,
-            "compiled": False,
-            "accumulation": 1,
-            "cuda_graphs": True,
-        },
-        GPU_ONLY,
-        aside=True,
-    ),
+    Measure("fused AdamW", {"fused_optimizer": True}, ("optimizer",)),
+    Measure("pinned memory", {"pinned": True}, devices=GPU_ONLY),
+    Measure("no .item() in the step", {"read_every_loss": False}, devices=GPU_ONLY),
+    Measure("torch.compile", {"compiled": True}, devices=GPU_ONLY),
+    Measure("accumulation of 4", {"accumulation": 4}, ("exposed", "optimizer")),
 ]
 MEASURES = [measure for measure in ALL_MEASURES if device().type in measure.devices]
 for measure in MEASURES:
@@ -183,21 +168,14 @@ def load(chunks: list[list[Row]], settings: Settings) -> Iterator[Batch]:
 
 
 # %% name="prepare"
-def configure(module: nn.Module, attention: str) -> None:
-    module.config._attn_implementation = attention
-    module.config.use_cache = False  # what generation of text keeps, and training does not need
-
-
 def prepare(settings: Settings, template: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The wrapped model and its optimizer."""
-    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     module = copy.deepcopy(template).to(device())
-    configure(module, settings.attention)
+    module.config._attn_implementation = settings.attention
+    module.config.use_cache = False  # what generation of text keeps, and training does not need
     if settings.compiled:
         for layer in module.model.layers:
             layer.compile()
-    if settings.cuda_graphs:
-        module.compile(mode="reduce-overhead")
     how = {"fused": True} if settings.fused_optimizer else {"foreach": False}
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, **how)
     wrapper = miniddp.DistributedDataParallel if settings.buckets else miniddp.SimpleDDP
@@ -213,6 +191,7 @@ def train_pass(
     profiler: Profiler | None = None,
 ) -> list[float]:
     """Train on the chunks; returns the loss of each."""
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     losses = []
     for number, host_batch in enumerate(load(chunks, settings), 1):
         is_last = number % settings.accumulation == 0
@@ -246,334 +225,374 @@ def train_pass(
 # %% [markdown]
 # ## What is measured
 #
-# One pass to warm up, then five on the clock, of which the fastest counts: other programs on the
-# machine only ever make a pass slower. Then three steps under the profiler, of which two are
-# recorded. The clock waits for the device. Seconds are those of the slowest rank.
+# The step as repaired so far and the step with one more measure take turns, pass by pass, so that
+# whatever else the machine does slows both. Each round gives one ratio of their speeds in real
+# tokens per second, padding left out. A measure pays if at least three quarters of the rounds were
+# faster with it. The clock waits for the device, and a pass takes as long as on the slowest rank.
 
 
 # %% name="measure"
-@dataclass(frozen=True)
-class Result:
-    """What one rank measured. Tokens are those of a pass; computed ones include the padding."""
+class Training:
+    """A model, its optimizer and the batches of this rank, trained in one way."""
 
-    settings: Settings
-    seconds: float
-    pairs: int
-    tokens: int
-    computed_tokens: int
-    losses: list[float]
-    breakdown: Breakdown
-    peak_gib: float | None
+    def __init__(self, settings: Settings, template: nn.Module, rank: int) -> None:
+        self.settings = settings
+        self.model, self.optimizer = prepare(settings, template)
+        self.chunks = micro_batches(settings, rank)
+        tokens = sum(len(row["input_ids"]) for rows in self.chunks for row in rows)
+        computed = sum(pad(rows, settings)["input_ids"].numel() for rows in self.chunks)
+        self.tokens, self.computed = total([tokens, computed])
+        self.losses = self.train()  # warms up
+
+    def train(self) -> list[float]:
+        return train_pass(self.model, self.optimizer, self.chunks, self.settings)
+
+    def pass_seconds(self) -> float:
+        """Seconds of a pass on the slowest rank."""
+        dist.barrier()
+        start = clock()
+        self.train()
+        seconds = torch.tensor(clock() - start, device=device())
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return seconds.item()
 
 
-def seconds_of(settings: Settings, *training: object) -> tuple[float, list[float]]:
-    dist.barrier()
-    start = clock()
-    losses = train_pass(*training, settings)
-    seconds = torch.tensor(clock() - start, device=device())
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.item(), losses
-
-
-def trace_of(settings: Settings, *training: object) -> Trace:
-    model, optimizer, chunks = training
-    schedule = Schedule(skip_first=0, wait=0, warmup=1, active=2)
+def trace_of(training: Training) -> Trace:
+    """Three steps, after one that warms up the profiler."""
+    schedule = Schedule(skip_first=0, wait=0, warmup=1, active=3)
+    steps = 4 * training.settings.accumulation
+    chunks = (steps * training.chunks)[:steps]
     with (
         tempfile.TemporaryDirectory() as folder,
         Profiler(folder, schedule, all_ranks=True) as profiler,
     ):
-        three_steps = (3 * settings.accumulation * chunks)[: 3 * settings.accumulation]
-        train_pass(model, optimizer, three_steps, settings, profiler)
+        train_pass(training.model, training.optimizer, chunks, training.settings, profiler)
         trace = read_trace(profiler.traces[0])
     events = [event for event in trace.events if not event.name.startswith("nccl:")]  # no kernels
     return Trace(events, trace.rank, trace.world_size)
 
 
-def run_measure(settings: Settings, template: nn.Module, rank: int) -> Result:
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    model, optimizer = prepare(settings, template)
-    chunks = micro_batches(settings, rank)
-    training = model, optimizer, chunks
-    _, first_losses = seconds_of(settings, *training)
-    seconds = min(seconds_of(settings, *training)[0] for _ in range(PASSES))
-    peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
-    return Result(
-        settings=settings,
-        seconds=seconds,
-        pairs=sum(map(len, chunks)),
-        tokens=sum(len(row["input_ids"]) for rows in chunks for row in rows),
-        computed_tokens=sum(pad(rows, settings)["input_ids"].numel() for rows in chunks),
-        losses=first_losses,
-        breakdown=break_down(trace_of(settings, *training)),
-        peak_gib=peak,
+def total(counts: list[int]) -> list[int]:
+    """The sums over all ranks."""
+    sums = torch.tensor(counts, device=device())
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def compare(old: Training, new: Training) -> list[float]:
+    """How many times faster the new way is in each round. The two take turns to begin."""
+    ratios = []
+    for number in range(ROUNDS):
+        order = (new, old) if number % 2 else (old, new)
+        speed = {training: training.tokens / training.pass_seconds() for training in order}
+        ratios.append(speed[new] / speed[old])
+    return ratios
+
+
+@dataclass(frozen=True)
+class State:
+    """A way to train, measured on one rank: seconds of a pass, and its parts from a trace."""
+
+    settings: Settings
+    seconds: float
+    tokens: int
+    computed: int
+    losses: list[float]
+    breakdown: Breakdown
+
+    def share(self, part: str) -> float:
+        """The part of a step's time, or of its tokens, that something takes."""
+        if part == "padding":
+            return 1 - self.tokens / self.computed
+        if part == "exposed":
+            return self.breakdown.exposed.share
+        return self.breakdown.families[part].share
+
+
+def look_at(training: Training) -> State:
+    return State(
+        settings=training.settings,
+        seconds=statistics.median(training.pass_seconds() for _ in range(ROUNDS)),
+        tokens=training.tokens,
+        computed=training.computed,
+        losses=training.losses,
+        breakdown=break_down(trace_of(training)),
     )
 
 
-def free(settings: Settings) -> None:
-    """Give back what a measure took, so that the next one finds the memory empty."""
-    if settings.compiled or settings.cuda_graphs:
-        torch.compiler.reset()
-    gc.collect()
-    if on_gpu:
-        torch.cuda.empty_cache()
+@dataclass(frozen=True)
+class Trial:
+    """What a measure brought, or why it did not run. `avoidable` is the share it aims at."""
+
+    measure: Measure
+    avoidable: float | None
+    ratios: list[float] = field(default_factory=list)
+    kept: bool = False
+    failure: str = ""
+
+
+def pays(ratios: list[float]) -> bool:
+    return statistics.quantiles(ratios, n=4)[0] > 1
 
 
 def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
 
 
-def repair(rank: int) -> tuple[float, int, list[Result | str]]:
-    """The peak in FLOP/s, the parameters that multiply, and what each measure gave."""
+def repair(rank: int) -> tuple[State, list[Trial], State, list[float]]:
+    """The slow step, each measure, the repaired step, and how many times faster that is."""
     miniddp.set_seed(0)
     template = load_model(SIZE, pretrained=False)
-    embedding = template.get_input_embeddings().weight.numel()
-    multiplying = sum(parameter.numel() for parameter in template.parameters()) - embedding
-    dist.barrier()
-    known = peak_flops(torch.cuda.get_device_name()) if on_gpu else None
-    dtype, size = (torch.bfloat16, 8192) if on_gpu else (torch.float32, 1024)
-    measured = measured_peak_flops(device(), dtype, size)
-    results: list[Result | str] = []
-    settings = Settings()
+    slow = kept = Training(Settings(), template, rank)
+    before = state = look_at(slow)
+    trials = []
     for measure in MEASURES:
-        changed = replace(settings, **measure.change)
+        avoidable = sum(map(state.share, measure.aims)) if measure.aims else None
         try:
-            results.append(run_measure(changed, template, rank))
+            tried = Training(replace(kept.settings, **measure.change), template, rank)
+            ratios = compare(kept, tried)
         except (RuntimeError, ImportError, OSError) as error:
-            if measure is MEASURES[0]:
-                raise
-            results.append(one_line(error))
-        else:
-            settings = settings if measure.aside else changed
-        free(changed)
-    return known or measured, multiplying, results
+            trials.append(Trial(measure, avoidable, failure=one_line(error)))
+            continue
+        trials.append(Trial(measure, avoidable, ratios, pays(ratios)))
+        if trials[-1].kept:
+            kept, state = tried, look_at(tried)
+        del tried
+        gc.collect()
+    return before, trials, state, compare(slow, kept)
 
 
 started = time.perf_counter()
-ranks = miniddp.run_ranks(repair, WORLD_SIZE, backend=BACKEND, timeout=580)
+ranks = miniddp.run_ranks(repair, WORLD_SIZE, backend=BACKEND, timeout=1700)
+before, trials, after, speedups = ranks[0]
 print(f"{len(MEASURES)} measures in {time.perf_counter() - started:.0f} s")
+
+# %% [markdown]
+# ## The slow step, from its trace
+#
+# Work is what runs on the device: kernels on a GPU, operators on a CPU. Exposed is the time with a
+# message and no other work. Rank 0 is shown.
+
+
+# %% name="slow-step"
+def percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def parts_of(state: State) -> dict[str, float]:
+    """Shares of a step's time. What is hidden is in the work that hides it."""
+    work = {
+        name: part.share
+        for name, part in state.breakdown.families.items()
+        if name not in ("communication", "idle")
+    }
+    return {
+        "message, and no other work": state.share("exposed"),
+        **dict(sorted(work.items(), key=lambda item: -item[1])),
+        "nothing: Python, waiting": state.share("idle"),
+    }
+
+
+table(
+    [[name, percent(share)] for name, share in parts_of(before).items() if share >= 0.005],
+    ["what ran", "share of the step, %"],
+)
+step_ms = 1e3 * before.seconds / MICRO_BATCHES
+record(
+    step_ms=step_ms,
+    first_padding=100 * before.share("padding"),
+    first_exposed=100 * before.share("exposed"),
+    first_optimizer=100 * before.share("optimizer"),
+    optimizer_at_most=1 / (1 - before.share("optimizer")),
+    padding_at_most=1 / (1 - before.share("padding")),
+)
 
 # %% [markdown]
 # ## The repair
 #
-# Tokens are real ones; padding is counted apart. The peak is that of bf16 products in NVIDIA's data
-# sheet, or on a CPU the measured one of float32 products. It is the same for all rows.
-
-
-# %% name="joined-results"
-@dataclass(frozen=True)
-class Outcome:
-    """A measure over all ranks; `own` is what rank 0 saw."""
-
-    name: str
-    own: Result
-    step_seconds: float
-    pairs_per_second: float
-    tokens_per_second: float
-    padding: float
-    mfu: float
-    computed_mfu: float
-
-
-peak = sum(rank[0] for rank in ranks)
-multiplying = ranks[0][1]
-
-
-def join(name: str, results: list[Result]) -> Outcome:
-    own = results[0]
-    tokens = sum(result.tokens for result in results)
-    computed = sum(result.computed_tokens for result in results)
-    steps = MICRO_BATCHES / own.settings.accumulation
-    return Outcome(
-        name=name,
-        own=own,
-        step_seconds=own.seconds / steps,
-        pairs_per_second=sum(result.pairs for result in results) / own.seconds,
-        tokens_per_second=tokens / own.seconds,
-        padding=1 - tokens / computed,
-        mfu=utilisation(training_flops(multiplying, tokens), own.seconds, peak),
-        computed_mfu=utilisation(training_flops(multiplying, computed), own.seconds, peak),
-    )
-
-
-failures = {}
-outcomes = []
-for measure, *results in zip(MEASURES, *(rank[2] for rank in ranks), strict=True):
-    reasons = [result for result in results if isinstance(result, str)]
-    if reasons:
-        failures[measure.name] = reasons[0]
-    else:
-        outcomes.append(join(measure.name, results))
-first = outcomes[0]
-best = max(outcomes, key=lambda outcome: outcome.tokens_per_second)
-speedup = best.tokens_per_second / first.tokens_per_second
-assert speedup > 1.2, "the repair pays"
-for outcome in outcomes:
-    assert all(0 < loss < 3 for loss in outcome.own.losses), f"{outcome.name} trains no more"
-    same_batches = (outcome.own.settings.batch_size, outcome.own.settings.by_length) == (
-        SMALL,
-        False,
-    )
-    if same_batches:
-        assert abs(outcome.own.losses[0] - first.own.losses[0]) < 0.1, f"{outcome.name} is wrong"
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
+# What a measure aims at is a share of the step as repaired so far, and bounds what it can bring.
+# The range has the middle half of the rounds.
 
 
 # %% name="repair"
-def speed_row(measure: Measure) -> list[str]:
-    if measure.name in failures:
-        return [f"{measure.name}: did not run ({failures[measure.name]})", *["–"] * 6]
-    outcome = next(outcome for outcome in outcomes if outcome.name == measure.name)
-    return [
-        measure.name,
-        f"{outcome.pairs_per_second:,.0f}",
-        f"{outcome.tokens_per_second:,.0f}",
-        f"{outcome.tokens_per_second / first.tokens_per_second:.2f}",
-        percent(outcome.padding),
-        percent(outcome.mfu),
-        percent(outcome.computed_mfu),
-    ]
+def middle_half(ratios: list[float]) -> str:
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"{low:.2f}–{high:.2f}"
+
+
+def row_of(trial: Trial) -> list[str]:
+    share = trial.avoidable
+    bound = ["–", "–"] if share is None else [percent(share), f"{1 / (1 - share):.2f}"]
+    if trial.failure:
+        return [f"{trial.measure.name}: did not run ({trial.failure})", *bound, "–", "–", ""]
+    ratios = trial.ratios
+    verdict = "kept" if trial.kept else "not kept"
+    median = f"{statistics.median(ratios):.2f}"
+    return [trial.measure.name, *bound, median, middle_half(ratios), verdict]
 
 
 table(
-    map(speed_row, MEASURES),
-    ["measure", "pairs/s", "tokens/s", "× first", "padding, %", "MFU, %", "MFU with padding, %"],
-    align="lrrrrrr",
+    map(row_of, trials),
+    ["measure", "aims at, %", "at most ×", "measured ×", "middle half", ""],
+    align="lrrrrl",
 )
+speedup = statistics.median(speedups)
+assert speedup > 1.3, "the repair pays"
+for state in (before, after):
+    assert all(0 < loss < 3 for loss in state.losses), "it trains no more"
+names = {True: [], False: []}
+for trial in trials:
+    names[trial.kept].append(trial.measure.name)
 record(
     speedup=speedup,
-    best=best.name,
-    first_tokens=first.tokens_per_second,
-    best_tokens=best.tokens_per_second,
-    first_mfu=100 * first.mfu,
-    best_mfu=100 * best.mfu,
-    best_computed_mfu=100 * best.computed_mfu,
-    first_padding=100 * first.padding,
-    peak_tflops=peak / 1e12,
-    multiplying_millions=multiplying / 1e6,
-    measures=len(MEASURES),
-    failed=len(failures),
+    measures=len(trials),
+    kept=len(names[True]),
+    refused="; ".join(names[False]) or "none",
+    best_padding=100 * after.share("padding"),
 )
 
-# %% name="repair-figure"
-fig, axes = plt.subplots(figsize=(6.4, 0.6 + 0.34 * len(outcomes)))
-names = [outcome.name for outcome in outcomes]
-bars = axes.barh(names, [outcome.tokens_per_second for outcome in outcomes], color=LINE, height=0.7)
-bars[names.index(best.name)].set_color(FOREGROUND)
-axes.invert_yaxis()
-axes.set(xlabel="tokens per second, without padding")
-axes.grid(visible=False, axis="y")
-figure(fig)
+# %% [markdown]
+# ## Fast and wrong is not repaired
+#
+# A measure that only changes how fast the same batches are computed must not change the loss. The
+# slow step and each of these measures train one pass from the same weights.
+
+
+# %% name="same-losses"
+SAME = ("bf16", "attention", "fused_optimizer", "buckets")
+
+
+def first_losses(rank: int, change: dict[str, object]) -> list[float]:
+    miniddp.set_seed(0)
+    template = load_model(SIZE, pretrained=False)
+    return Training(Settings(**change), template, rank).losses
+
+
+changes = [{}, *(m.change for m in MEASURES if set(m.change) & set(SAME))]
+losses = [
+    miniddp.run_ranks(first_losses, WORLD_SIZE, change, backend=BACKEND, timeout=300)[0]
+    for change in changes
+]
+largest = max(abs(a - b) for other in losses[1:] for a, b in zip(losses[0], other, strict=True))
+assert largest < 0.1, "fast, and wrong"
+print(f"losses of {len(losses) - 1} measures differ by at most {largest:.4f}")
+record(largest_loss_difference=largest)
 
 # %% [markdown]
-# ## Inside the step, from the traces
+# ## The same measures elsewhere
 #
-# Busy is the share of the step in which the device ran anything: kernels on a GPU, operators on a
-# CPU. Communication is exposed while no other work runs.
+# How many times faster others became, from their published tables, where they took the measures in
+# another order.
 
 
-# %% name="inside"
-def busy(breakdown: Breakdown) -> float | None:
-    if on_gpu:
-        return breakdown.gpu_busy
-    return 1 - breakdown.families["idle"].share - breakdown.exposed.share
+# %% name="elsewhere"
+def factors(rows: list[measurements.Row], column: str, up: bool) -> dict[str, float]:
+    """Change → how many times faster it made the step of the row above."""
+    values = [row[column] for row in rows]
+    pairs = zip(values, values[1:], rows[1:], strict=False)
+    return {row["change"]: now / before if up else before / now for before, now, row in pairs}
 
 
-def inside_row(outcome: Outcome) -> list[str]:
-    breakdown = outcome.own.breakdown
-    peak_gib = outcome.own.peak_gib
-    return [
-        outcome.name,
-        f"{outcome.step_seconds * 1e3:.1f}",
-        percent(busy(breakdown)),
-        *([percent(breakdown.tensor_cores)] if on_gpu else []),
-        percent(breakdown.communication.share),
-        percent(breakdown.exposed.share),
-        *([f"{peak_gib:.1f}"] if peak_gib is not None else []),
-    ]
+a100 = factors(measurements.read("gpt_training_step_repaired_a100"), "tokens_per_s", up=True)
+gpt2 = factors(measurements.read("gpt2_124m_step_time"), "ms_per_step", up=False)
+sync = {
+    row["record"]: row["step_avg_ms"] for row in measurements.read("gradient_sync_variants_8xh100")
+}
+t4 = {(row["nodes"], row["method"]): row["s_per_batch"] for row in measurements.read("no_sync_t4")}
+llama = {
+    row["techniques"]: row["tokens_per_s_per_gpu"]
+    for row in measurements.read("fsdp_scaling_llama3_8b")
+    if row["gpus"] == 8
+}
+compile_8b = llama["FSDP + torch.compile"] / llama["FSDP"]
+buckets_h100 = sync["21 on newer torch"] / sync["23"]
+one_node, two_nodes = (
+    t4[nodes, "baseline"] / t4[nodes, "no_sync around forward and backward"] for nodes in (1, 2)
+)
+elsewhere = [
+    ("TF32 products", "tensor cores (TF32 matmul)", "TF32 matmul precision", ""),
+    ("bf16", "bfloat16", "bfloat16 autocast", ""),
+    (
+        "fused attention (SDPA)",
+        "FlashAttention through scaled_dot_product_attention",
+        "FlashAttention",
+        "",
+    ),
+    ("fused AdamW", "fused AdamW", "fused AdamW", ""),
+    ("pinned memory", "pinned memory in the loader", "", ""),
+    ("torch.compile", "torch.compile", "torch.compile", f"{compile_8b:.2f}, Llama 8B on 8 H100"),
+    ("a larger batch", "larger batch", "", ""),
+    ("buckets during backward", "", "", f"{buckets_h100:.2f}, 8 H100 in a node"),
+    ("accumulation of 4", "", "", f"{one_node:.2f}, 2 T4 in a node; {two_nodes:.2f}, in two nodes"),
+]
+
+
+def times(found: dict[str, float], name: str) -> str:
+    return f"{found[name]:.2f}" if name else "–"
 
 
 table(
-    map(inside_row, outcomes),
     [
-        "measure",
-        "ms per step",
-        "busy, %",
-        *(["tensor cores, %"] if on_gpu else []),
-        "communication, %",
-        "exposed, %",
-        *(["peak GiB"] if on_gpu else []),
+        [name, times(a100, first), times(gpt2, second), other or "–"]
+        for name, first, second, other in elsewhere
     ],
-    align="l" + "r" * (6 if on_gpu else 4),
+    ["measure", "GPT on an A100", "GPT-2", "others"],
+    align="lrrl",
 )
-for name, outcome in (("first", first), ("best", best)):
-    record(**{f"{name}_communication": 100 * outcome.own.breakdown.communication.share})
-    if (
-        busy(outcome.own.breakdown) is not None
-    ):  # a GPU whose counters are locked records no kernels
-        record(**{f"{name}_busy": 100 * busy(outcome.own.breakdown)})
+record(
+    compile_a100=a100["torch.compile"],
+    compile_gpt2=gpt2["torch.compile"],
+    compile_8b=compile_8b,
+    buckets_h100=buckets_h100,
+    no_sync_one_node=one_node,
+    no_sync_two_nodes=two_nodes,
+)
 
 # %% [markdown]
 # ## Before and after
 #
-# Where the time of one pair goes: of the slow step, and of the best one.
+# Where the time of a step goes, of the slow one and of the repaired one, and the part of the
+# hardware's peak that the model makes use of. The peak is that of bf16 products in NVIDIA's data
+# sheet, or on a CPU the measured one of float32 products, on all ranks at once.
 
 
 # %% name="before-after"
-def milliseconds_per_pair(outcome: Outcome) -> dict[str, float]:
-    """Steps are as long as on the clock; the trace says what share of it each family has."""
-    breakdown, settings = outcome.own.breakdown, outcome.own.settings
-    pairs = settings.batch_size * settings.accumulation
-    shares = {name: part.share for name, part in breakdown.families.items()}
-    return {name: 1e3 * outcome.step_seconds * share / pairs for name, share in shares.items()}
+def peak_of_rank(rank: int) -> float:
+    known = peak_flops(torch.cuda.get_device_name()) if on_gpu else None
+    dtype, size = (torch.bfloat16, 8192) if on_gpu else (torch.float32, 1024)
+    dist.barrier()
+    return known or measured_peak_flops(device(), dtype, size, repeats=20)
 
 
-before, after = milliseconds_per_pair(first), milliseconds_per_pair(best)
-parts_before, parts_after = first.own.breakdown.families, best.own.breakdown.families
+peak = sum(miniddp.run_ranks(peak_of_rank, WORLD_SIZE, backend=BACKEND))
+template = load_model(SIZE, pretrained=False)
+embedding = template.get_input_embeddings().weight.numel()
+multiplying = sum(parameter.numel() for parameter in template.parameters()) - embedding
+
+
+def mfu(state: State) -> float:
+    return utilisation(training_flops(multiplying, state.tokens), state.seconds, peak)
+
+
+shares = [parts_of(state) for state in (before, after)]
 table(
     [
+        *(
+            [name, *(percent(each[name]) for each in shares)]
+            for name in shares[0]
+            if max(each[name] for each in shares) >= 0.005
+        ),
         [
-            name,
-            f"{before[name]:.3f}",
-            percent(parts_before[name].share),
-            f"{after[name]:.3f}",
-            percent(parts_after[name].share),
-        ]
-        for name in before
-        if max(parts_before[name].share, parts_after[name].share) >= 0.001
+            "tokens that are padding",
+            *(percent(state.share("padding")) for state in (before, after)),
+        ],
+        ["MFU", *(percent(mfu(state)) for state in (before, after))],
     ],
-    ["work", "before: ms per pair", "share, %", "after: ms per pair", "share, %"],
-    align="lrrrr",
+    ["%", "slow", "repaired"],
 )
-
-# %% [markdown]
-# ## Accumulation and the share of communication
-#
-# Share of communication in the time of all work, from the traces. Arithmetic says what to expect:
-# if one exchange takes the share s next to one micro-batch, it takes s / (s + k (1 - s)) next to k.
-
-
-# %% name="accumulation"
-def communication_share(outcome: Outcome) -> float:
-    families = outcome.own.breakdown.families
-    total = sum(part.seconds for name, part in families.items() if name != "idle")
-    return families["communication"].seconds / total
-
-
-asides = {measure.name for measure in MEASURES if measure.aside}
-sequence = [outcome for outcome in outcomes if outcome.name not in asides]
-single = [outcome for outcome in sequence if outcome.own.settings.accumulation == 1][-1]
-accumulated = [outcome for outcome in sequence if outcome.own.settings.accumulation > 1]
-shares = {o.own.settings.accumulation: communication_share(o) for o in (single, *accumulated)}
-once = shares[1]
-table(
-    [
-        [count, percent(share), percent(once / (once + count * (1 - once)))]
-        for count, share in shares.items()
-    ],
-    ["micro-batches per step", "communication, %", "by arithmetic, %"],
-    align="rrr",
+record(
+    first_mfu=100 * mfu(before),
+    best_mfu=100 * mfu(after),
+    peak_tflops=peak / 1e12,
+    multiplying_millions=multiplying / 1e6,
 )

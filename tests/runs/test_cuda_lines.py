@@ -168,17 +168,20 @@ def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_every_measure_of_the_repair_can_be_taken(asked: list[str]) -> None:
-    small = {"SIZE": "tiny", "SMALL": 1, "LARGE": 2, "LARGEST": 2, "MICRO_BATCHES": 4, "PASSES": 1}
+    small = {"SIZE": "tiny", "SMALL": 1, "LARGE": 2, "MICRO_BATCHES": 4, "ROUNDS": 2}
     small["MAX_LENGTH"] = 8
-    quick = {name: lambda *_: 1.0 for name in ("trace_of", "break_down", "measured_peak_flops")}
-    repair = part_of("runs/10-repair.py", "repair", "MEASURES", "Result", **small, **quick)
+    part = SimpleNamespace(share=0.1)
+    breakdown = SimpleNamespace(exposed=part, families={"optimizer": part})
+    quick = {"trace_of": lambda *_: None, "break_down": lambda *_: breakdown}
+    quick["pays"] = lambda *_: True
+    repair = part_of("runs/10-repair.py", "repair", "MEASURES", **small, **quick)
     assert len(repair.MEASURES) > 10
-    peak, _, results = repair.repair(0)
-    assert peak
-    wrong = [result for result in results if not isinstance(result, repair.Result)]
-    assert not wrong
-    assert all(result.peak_gib == HELD / 2**30 for result in results)
-    assert {"empty_cache", "get_device_name", "reset_peak_memory_stats", "compile"} <= set(asked)
+    _, trials, after, _ = repair.repair(0)
+    assert not [trial.failure for trial in trials if not trial.kept]
+    assert after.settings.compiled
+    assert after.settings.tf32
+    assert part_of("runs/10-repair.py", "peak_of_rank").peak_of_rank(0) > 1e14
+    assert {"synchronize", "compile", "get_device_name"} <= set(asked)
 
 
 @pytest.mark.parametrize("file", ["runs/preemptible.py", "stages/2_ranks.py"])
