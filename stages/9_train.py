@@ -1,6 +1,6 @@
 """Stage 9: the whole script. It can be stopped, resumed and put on GPUs.
 
-torchrun --standalone --nproc_per_node=2 stages/9_train.py --checkpoints runs
+torchrun --standalone --nproc_per_node=2 stages/9_train.py
 torchrun --standalone --nproc_per_node=8 stages/9_train.py --amp --batch 288
 """
 
@@ -33,7 +33,9 @@ def parse_arguments():
     parser.add_argument("--warmup", type=int, default=0, help="steps")
     parser.add_argument("--clip", type=float, default=float("inf"))
     parser.add_argument("--amp", action="store_true", help="compute in bf16")
-    parser.add_argument("--checkpoints", help="a folder to go on from")
+    parser.add_argument(
+        "--checkpoints", help="folder to save to and go on from"
+    )
     parser.add_argument("--every", type=int, default=50, help="steps")
     options = parser.parse_args()
     parts = dist.get_world_size() * options.accumulation
