@@ -8,7 +8,8 @@
 
 # %% name="setup"
 import gc
-import textwrap
+import resource
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,8 +18,15 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -95,13 +103,18 @@ def zero3(model: nn.Module, **options: Any) -> Trained:
     return wrapped, Adam(wrapped.parameters(), lr=1e-3)
 
 
-def torch_zero3(model: nn.Module) -> Trained:
+def torch_zero3(model: nn.Module, **options: Any) -> Trained:
     kind = next(model.parameters()).device.type
     mesh = dist.device_mesh.init_device_mesh(kind, (dist.get_world_size(),))
     for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, **options)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True, **options)
     return model, Adam(model.parameters(), lr=1e-3)
+
+
+def torch_in_bf16(model: nn.Module) -> Trained:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return torch_zero3(model, mp_policy=policy)
 
 
 def keep_gathered(model: nn.Module) -> Trained:
@@ -124,7 +137,7 @@ METHODS: dict[str, tuple[Callable[[nn.Module], Trained], int]] = {
 
 def place_of(method: Callable[[nn.Module], Trained]) -> torch.device:
     """The CPU for `fully_shard`: on a GPU it needs NCCL, and ranks that share a GPU cannot."""
-    return torch.device("cpu") if method is torch_zero3 else device()
+    return torch.device("cpu") if method in (torch_zero3, torch_in_bf16) else device()
 
 
 def own_batch(rank: int, number: int, where: torch.device) -> dict[str, Tensor]:
@@ -138,6 +151,56 @@ def step(trained: Trained, batch: dict[str, Tensor]) -> None:
     module(**batch).loss.backward()
     optimizer.step()
 
+
+# %% [markdown]
+# ## A model that is too large
+#
+# Each rank may take `BUDGET` bytes more than it has when it starts: the operating system refuses
+# the rest, as a GPU would. Linux only, and in the CPU's memory.
+
+
+# %% name="too-large"
+BUDGET, LARGE = 350e6, "25m"
+
+
+def bytes_taken() -> int:
+    with open("/proc/self/status") as status:
+        return next(1000 * int(line.split()[1]) for line in status if line.startswith("VmData"))
+
+
+def train_within(rank: int, method: Callable[[nn.Module], Trained]) -> str:
+    """How far this rank gets."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (bytes_taken() + int(BUDGET), hard))
+    at = "the model"
+    try:
+        module, optimizer = method(build(LARGE, torch.device("cpu")))
+        for number in (1, 2):
+            optimizer.zero_grad()
+            at = f"step {number}, forward"
+            loss = module(**batch_of(rank, 1, torch.device("cpu"))).loss
+            at = f"step {number}, backward"
+            loss.backward()
+            at = f"step {number}, optimizer.step()"
+            optimizer.step()
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        return f"{at}: can't allocate memory"
+    return "two steps done"
+
+
+got = {
+    name: miniddp.run_ranks(train_within, 4, method, timeout=300)
+    for name, method in (("DDP", ddp), ("in shards", zero3))
+}
+assert set(got["DDP"]) == {"step 1, optimizer.step(): can't allocate memory"}
+assert set(got["in shards"]) == {"two steps done"}
+for name, ranks in got.items():
+    for rank, ending in enumerate(ranks):
+        print(f"{name:9} | rank {rank} | {ending}")
+large = sum(p.numel() for p in build(LARGE, torch.device("cpu")).parameters())
+record(budget_mb=BUDGET / MB, large_parameters_mb=4 * large / MB, large_states_mb=16 * large / MB)
 
 # %% [markdown]
 # ## What a rank holds between two steps
@@ -190,59 +253,9 @@ def on_the_fullest(world_size: int, cases: list[Any]) -> list[tuple[Memory, int]
     return [max(ranks, key=lambda found: found[0].total) for ranks in zip(*results, strict=True)]
 
 
-counts = {}
-lines = []
-of_sizes = on_the_fullest(2, [(ddp, size) for size in SIZES])
-for size, (found, allocated) in zip(SIZES, of_sizes, strict=True):
-    counts[size] = sum(p.numel() for p in build(size, torch.device("cpu")).parameters())
-    predicted = memory.memory_per_rank(counts[size], 2, 0, memory.bytes_per_parameter("adam"))
-    assert predicted.total <= found.total < 1.02 * predicted.total
-    line = [size, f"{counts[size] / MB:.2f}"]
-    parts = (found.parameters, found.gradients, found.optimizer, found.total, predicted.total)
-    line += [f"{part / MB:.1f}" for part in parts]
-    if on_gpu:
-        line.append(f"{allocated / MB:.1f}")
-    lines.append(line)
-columns = ["model", "million parameters", "parameters", "gradients", "Adam", "sum", "predicted"]
-table(lines, columns + ["on the GPU"] * on_gpu, align="l" + "r" * (6 + on_gpu))
-record(size=SIZE)
-
-# %% [markdown]
-# ## The bucket's copy
-#
-# PyTorch's DDP keeps buckets of its own beside `.grad`, unless told to make the gradients views.
-
-
-# %% name="buckets"
-def bucket_bytes(rank: int, as_view: bool) -> tuple[int, int]:
-    """Bytes of gradients alone, and of gradients and buckets together."""
-    model = nn.parallel.DistributedDataParallel(
-        build(SIZE, device()), gradient_as_bucket_view=as_view
-    )
-    buckets: list[Tensor] = []
-
-    def keep(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        buckets.append(bucket.buffer())
-        return miniddp.hooks.allreduce_hook(None, bucket)
-
-    model.register_comm_hook(None, keep)
-    for _ in range(2):  # the second backward has the final buckets
-        model.zero_grad(set_to_none=False)
-        buckets.clear()
-        model(**batch_of(rank * SEQUENCES, SEQUENCES, device())).loss.backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    return nbytes(gradients), nbytes([*gradients, *buckets])
-
-
-lines = []
-for as_view in (False, True):
-    gradients, together = miniddp.run_ranks(bucket_bytes, 2, as_view, timeout=300)[0]
-    lines.append([f"gradient_as_bucket_view={as_view}", gradients / MB, together / MB])
-    per_parameter = together / counts[SIZE]
-    assert abs(per_parameter - (4 if as_view else 8)) < 0.1
-lines = [[name, *(f"{value:.1f}" for value in values)] for name, *values in lines]
-table(lines, ["PyTorch's DDP with", "gradients, MB", "with buckets, MB"])
-
+counts = {
+    size: sum(p.numel() for p in build(size, torch.device("cpu")).parameters()) for size in SIZES
+}
 # %% [markdown]
 # ## The same for 1, 2 and 4 ranks, sharded
 
@@ -273,18 +286,6 @@ for name in ("DDP", "ZeRO-1, ShardedOptimizer", "ZeRO-3, FullyShardedModule"):
     parts = (found.parameters, found.gradients, found.optimizer, found.total)
     lines.append([name, *(f"{part / counts[SIZE]:.2f}" for part in parts)])
 table(lines, ["bytes per parameter, 4 ranks", "parameters", "gradients", "Adam", "sum"])
-
-# %% name="savings"
-SHOWN = (1, 2, 4, 8, 64, 1024)
-lines = []
-for stage in (1, 2, 3):
-    ratios = []
-    for world_size in SHOWN:
-        sharded = memory.memory_per_rank(7 * 10**9, world_size, stage, each).total
-        ratios.append(each.total * 7 * 10**9 / sharded)
-    lines.append([f"ZeRO-{stage}", *(f"{ratio:.2f}" for ratio in ratios)])
-    assert ratios == sorted(ratios)
-table(lines, ["DDP's memory over that of, N =", *map(str, SHOWN)])
 
 # %% name="savings-figure"
 sizes = [2**i for i in range(7)]
@@ -369,6 +370,7 @@ EXPECTED = {
     "FullyShardedModule, keeps": (keep_gathered, 2),
     "FullyShardedModule, reshards": (zero3, 3),
     "fully_shard, reshards": (torch_zero3, 3),
+    "fully_shard, bf16 gathered": (torch_in_bf16, 2),
 }
 methods = [method for method, _ in EXPECTED.values()]
 received = {n: miniddp.run_ranks(receive, n, methods, timeout=300) for n in (2, 4)}
@@ -381,7 +383,7 @@ for i, (name, (_, expected)) in enumerate(EXPECTED.items()):
         assert abs(volume - expected) < 0.1, (name, world_size, volume)
         line.append(f"{volume:.2f}")
     lines.append(line)
-table(lines, ["Ψ · (N − 1) / N elements per step", "2 ranks", "4 ranks"])
+table(lines, ["Ψ · (N − 1) / N numbers of 4 bytes", "2 ranks", "4 ranks"])
 
 # %% [markdown]
 # ## The same model?
@@ -617,71 +619,87 @@ record(
 )
 
 # %% [markdown]
+# ## Autocast's copies
+#
+# A batch of two tokens has hardly any activations. What forward leaves behind are then the weights
+# that autocast has cast to bfloat16.
+
+
+# %% name="autocast"
+def kept_by_forward(rank: int, autocast: bool) -> float:
+    """Bytes that one forward leaves behind for each weight of a linear layer."""
+    model = build(SIZE, torch.device("cpu"))
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    ids = torch.tensor([[1, 2]])
+    with LiveBytes(model.parameters()) as live:
+        before = live.now()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids[:, 0]).loss
+        kept = live.now() - before
+        assert loss.requires_grad
+    return kept / sum(weight.numel() for weight in weights)
+
+
+lines = []
+for autocast in (False, True):
+    kept = miniddp.run_ranks(kept_by_forward, 1, autocast)[0]
+    assert abs(kept - (2 if autocast else 0)) < 0.1, kept
+    lines.append(["bfloat16, autocast" if autocast else "float32", f"{kept:.2f}"])
+table(lines, ["forward in", "bytes kept per weight"], align="lr")
+
+# %% [markdown]
 # ## Save on four ranks, load on two and in one process
 
 
-# %% name="save"
-def save(rank: int) -> dict[str, Tensor] | None:
-    module, optimizer = zero3(build(SIZES[0], device()))
-    step((module, optimizer), batch_of(rank * SEQUENCES, SEQUENCES, device()))
-    own = module.state_dict()
-    full = module.full_state_dict()
-    print(f"state_dict: {nbytes(own.values()) / MB:.2f} MB")
-    print(f"full_state_dict: {nbytes(full.values()) / MB:.2f} MB")
-    return full if rank == 0 else None
+# %% name="checkpoint"
+def save_whole(model: nn.Module) -> dict[str, Any]:
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_model_state_dict(model, options=options)
 
 
-def load(rank: int, state: dict[str, Tensor]) -> bool:
-    model = build(SIZES[0], device())
-    model.load_state_dict(state)
-    module, _ = zero3(model)
-    again = module.full_state_dict()
-    return all(torch.equal(again[name], value) for name, value in state.items())
+def save_parts(model: nn.Module, optimizer: Optimizer, folder: str) -> None:
+    weights, state = get_state_dict(model, optimizer)
+    checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
 
 
-saved = miniddp.run_ranks(save, 4)
-plain = build(SIZES[0], torch.device("cpu"))
-plain.load_state_dict(saved[0])
-assert all(torch.equal(value, saved[0][name]) for name, value in plain.state_dict().items())
-assert miniddp.run_ranks(load, 2, saved[0]) == [True, True]
-show_ranks(saved)
+def load_parts(model: nn.Module, optimizer: Optimizer, folder: str) -> None:
+    weights, state = get_state_dict(model, optimizer)
+    parts = {"model": weights, "optimizer": state}
+    checkpoint.load(parts, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
+    )
 
 
-# %% name="consolidate"
-def collect(rank: int) -> int:
-    module, optimizer = zero1(build(SIZES[0], device()))
-    step((module, optimizer), batch_of(rank * SEQUENCES, SEQUENCES, device()))
-    print(f"{len(optimizer.state)} parameters have state")
-    optimizer.consolidate_state_dict(to=0)
-    try:
-        print(f"state_dict: state of {len(optimizer.state_dict()['state'])}")
-    except RuntimeError as error:
-        print(f"RuntimeError: {str(error).partition(':')[0]}")
-    return len(optimizer.state)
-
-
-collected = miniddp.run_ranks(collect, 2)
-assert sum(collected) == len(list(plain.parameters()))
-assert "RuntimeError" in collected.outputs[1]
-show_ranks(collected)
-
-
-# %% name="schedule"
-def schedule(rank: int) -> None:
+def save(rank: int, folder: str) -> dict[str, Tensor]:
     warnings.simplefilter("ignore")
-    for method in (zero1, torch_zero1):
-        _, optimizer = method(nn.Linear(4, 4).to(device()))
-        name = type(optimizer).__name__
-        try:
-            torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
-            print(f"{name}: accepted")
-        except (ValueError, KeyError) as error:
-            print(textwrap.fill(f"{name}: {type(error).__name__}: {error}", 72))
+    where = torch.device("cpu")
+    model, optimizer = torch_zero3(build(SIZES[0], where))
+    step((model, optimizer), batch_of(rank * SEQUENCES, SEQUENCES, where))
+    whole = save_whole(model)
+    print(f"state_dict: {nbytes(model.state_dict().values()) / MB:.2f} MB of this rank's own")
+    print(f"with full_state_dict: {nbytes(whole.values()) / MB:.2f} MB")
+    save_parts(model, optimizer, folder)
+    return whole
 
 
-scheduled = miniddp.run_ranks(schedule, 2)
-assert "ShardedOptimizer: accepted" in scheduled.outputs[0]
-print(scheduled.outputs[0], end="")
+def load(rank: int, folder: str, expected: dict[str, Tensor]) -> bool:
+    warnings.simplefilter("ignore")
+    where = torch.device("cpu")
+    model, optimizer = torch_zero3(build(SIZES[0], where))
+    load_parts(model, optimizer, folder)
+    assert optimizer.state
+    whole = save_whole(model)
+    return all(torch.equal(value, expected[name]) for name, value in whole.items())
+
+
+with tempfile.TemporaryDirectory() as folder:
+    saved = miniddp.run_ranks(save, 4, folder, timeout=300)
+    assert miniddp.run_ranks(load, 2, folder, saved[0], timeout=300) == [True, True]
+plain = build(SIZES[0], torch.device("cpu"))
+plain.load_state_dict(saved[0])  # raises if a name or a shape is not that of the plain model
+assert [bool(state) for state in saved] == [True, False, False, False]
+show_ranks(saved)
 
 # %% [markdown]
 # ## On paper: 7 billion parameters on 8 GPUs of 80 GB
@@ -690,7 +708,7 @@ print(scheduled.outputs[0], end="")
 # %% name="paper"
 PARAMETERS, GPUS, GB = 7 * 10**9, 8, 1e9
 lines = []
-for precision in ("fp32", "mixed", "mixed_fp32_gradients"):
+for precision in ("fp32", "mixed"):
     each_precision = memory.bytes_per_parameter("adam", precision)
     for stage in range(4):
         need = memory.memory_per_rank(PARAMETERS, GPUS, stage, each_precision)
@@ -698,7 +716,6 @@ for precision in ("fp32", "mixed", "mixed_fp32_gradients"):
         left = 80 - need.total / GB
         verdict = f"{left:.1f}" if left > 0 else "does not fit"
         name = f"ZeRO-{stage}" if stage else "DDP"
-        label = precision.replace("_fp32_", ", fp32 ")
-        lines.append([label, name, *(f"{part / GB:.1f}" for part in parts), verdict])
+        lines.append([precision, name, *(f"{part / GB:.1f}" for part in parts), verdict])
 columns = ["precision", "method", "parameters", "gradients", "Adam", "sum, GB", "left of 80"]
 table(lines, columns, align="llrrrrr")

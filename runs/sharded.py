@@ -1,0 +1,79 @@
+"""Stage 7, sharded: a rank keeps its part of weights, gradients, state.
+
+torchrun --standalone --nproc_per_node=2 runs/sharded.py
+"""
+
+import os
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+
+from miniddp import DistributedSampler
+from miniddp.process import destroy_process_group, device, init_process_group
+from miniddp.replicate import broadcast_module
+from miniddp.sampler import shard
+from miniddp.text import build_language_model, load_text
+
+STEPS = int(os.environ.get("STEPS", "183"))
+EPOCHS, BATCH = 3, 36
+
+
+def batches(sequences):
+    """This rank's part of each batch, each epoch in another order."""
+    sampler = DistributedSampler(sequences, drop_last=True)
+    size = BATCH // dist.get_world_size()
+    loader = DataLoader(sequences, size, sampler=sampler, drop_last=True)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def report(step, loss):
+    """Print the mean of the ranks' losses, once."""
+    mean = loss.detach() / dist.get_world_size()
+    dist.all_reduce(mean)
+    if dist.get_rank() == 0:
+        print(f"step {step:3}  loss {mean.item():.4f}", flush=True)
+
+
+@torch.no_grad()
+def evaluate(model, sequences):
+    """Print the mean loss over all sequences, whatever the number of ranks."""
+    model.eval()
+    own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
+    total = torch.zeros((), device=device())
+    for part in DataLoader(sequences, BATCH, sampler=own):
+        part = part.to(device())
+        total += model(input_ids=part, labels=part).loss * len(part)
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        print(f"held-out loss {total.item() / len(sequences):.4f}")
+
+
+def main():
+    init_process_group()
+    torch.manual_seed(dist.get_rank())  # each rank draws numbers of its own
+    model = build_language_model().to(device())
+    broadcast_module(model)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    train, test = load_text()
+    for step, part in enumerate(islice(batches(train), STEPS), start=1):
+        part = part.to(device())
+        loss = model(input_ids=part, labels=part).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 20 == 0 or step == STEPS:
+            report(step, loss)
+    evaluate(model, test)
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
