@@ -26,15 +26,12 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import miniddp
-from book import data_dir, figure, provenance, record, show_ranks, table
-from instruments.clock import clock
-from miniddp import SimpleDDP
+from book import data_dir, figure, provenance, record, show_ranks
 from miniddp.checkpoint import save
 from miniddp.data import load_mrpc
 from miniddp.launch import RanksFailed
 from miniddp.process import device, init_process_group
 from miniddp.state_file import read_state
-from miniddp.text import build_language_model, load_text
 
 STEPS, EVERY, DEATH = 60, 20, 45
 provenance(device=device(), world_size=[1, 2], backend="gloo")
@@ -185,74 +182,6 @@ assert "checkpoint.py: save" in places[0], "rank 0 waits for the random state of
 assert "ddp.py: forward" in places[1], "rank 1 waits for the next step of rank 0"
 show_ranks(places)
 assert not list((home / "alone").glob("*")), "nothing was saved"
-
-# %% [markdown]
-# ## A benchmark that measures no communication
-#
-# The same loop twice: as it is, and with the synchronisation switched off. The ranks of the second
-# one train apart.
-
-
-# %% name="never-synchronises"
-ROUNDS, STEPS_OF_A_ROUND = 5, 4
-
-
-def take_step(model: SimpleDDP, optimizer: torch.optim.Optimizer, part: torch.Tensor) -> None:
-    model(input_ids=part, labels=part).loss.backward()
-    model.sync_gradients()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def loop(rank: int) -> dict[bool, tuple[float, float]]:
-    """Median seconds per step and the largest difference between the ranks' weights."""
-    todo = iter(load_text()[0][rank::2].to(device()).split(18))
-    times: dict[bool, list[float]] = {True: [], False: []}
-    models = {}
-    for synchronised in times:
-        miniddp.set_seed(0)
-        model = SimpleDDP(build_language_model().to(device()))
-        models[synchronised] = model, torch.optim.AdamW(model.parameters(), lr=3e-3)
-        if not synchronised:
-            model.disable_grad_sync()  # sync_gradients does nothing
-        take_step(*models[synchronised], next(todo))
-    for _ in range(ROUNDS):
-        parts = [next(todo) for _ in range(STEPS_OF_A_ROUND)]
-        for synchronised, trained in models.items():
-            dist.barrier()
-            start = clock()
-            for part in parts:
-                take_step(*trained, part)
-            times[synchronised].append((clock() - start) / STEPS_OF_A_ROUND)
-    return {
-        synchronised: (statistics.median(times[synchronised]), spread(model))
-        for synchronised, (model, _) in models.items()
-    }
-
-
-def spread(model: torch.nn.Module) -> float:
-    largest = 0.0
-    for parameter in model.parameters():
-        low, high = parameter.detach().clone(), parameter.detach().clone()
-        dist.all_reduce(low, dist.ReduceOp.MIN)
-        dist.all_reduce(high, dist.ReduceOp.MAX)
-        largest = max(largest, (high - low).max().item())
-    return largest
-
-
-found = miniddp.run_ranks(loop, 2, timeout=300)[0]
-table(
-    [
-        [
-            "with `sync_gradients()`" if synchronised else "without it",
-            f"{1e3 * seconds:.1f}",
-            f"{apart:.1g}",
-        ]
-        for synchronised, (seconds, apart) in found.items()
-    ],
-    ["2 ranks", "ms per step", "largest difference of a weight"],
-)
-assert found[True][1] == 0 < found[False][1]
 
 # %% [markdown]
 # ## The package's command
