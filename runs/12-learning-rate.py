@@ -1,17 +1,12 @@
 # %% [markdown]
 # # Learning rate and batch
 #
-# More ranks mean a larger batch and fewer steps. What that does to the training, first to the last
-# stage's language model, then to a small classifier, which trains in a second and so can be trained
-# with many rates.
+# More ranks mean a larger batch and fewer steps. What that does to a small classifier, which trains
+# in a second and so can be trained with many batches, rates and initial weights.
 
 # %% name="setup"
 import math
-import os
-import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -24,67 +19,8 @@ from torch.nn.functional import cross_entropy
 from book import LINE, MUTED, figure, provenance, record, table
 from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
 
-provenance(device="cpu", world_size=2, backend="gloo")
+provenance(device="cpu", world_size=1, backend=None)
 torch.set_num_threads(1)
-
-# %% [markdown]
-# ## The same text in larger batches
-#
-# The program of stage 9 sees the same sequences in small and in large batches. Without a warm-up,
-# so that nothing but the batch and the rate differs.
-
-# %% name="stage"
-BATCH, STEPS, GROWN = 36, 48, 8
-STAGE_RATE = 3e-3
-
-
-def stage_9(batch: int, rate: float) -> list[float]:
-    """The losses that two ranks print: some on the way, the last one held out."""
-    steps = BATCH * STEPS // batch
-    command = (
-        "torchrun --standalone --nproc_per_node=2 stages/9_train.py"
-        f" --batch {batch} --steps {steps} --learning-rate {rate}"
-    )
-    launched = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command.split()[1:]],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert launched.returncode == 0, launched.stderr
-    return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", launched.stdout)]
-
-
-large = GROWN * BATCH
-square_root = square_root_scaling(STAGE_RATE, BATCH, large)
-settings = [(BATCH, STAGE_RATE), (large, STAGE_RATE), (large, square_root)]
-held_out = {setting: stage_9(*setting)[-1] for setting in settings}
-before, same_rate, scaled_rate = held_out.values()
-assert before < scaled_rate < same_rate, "the larger batch is behind, less so with its own rate"
-record(
-    text_base=BATCH,
-    text_grown=GROWN,
-    text_batch=large,
-    text_steps=STEPS,
-    text_steps_large=STEPS // GROWN,
-    text_sequences=BATCH * STEPS,
-    text_rate=1e3 * STAGE_RATE,
-    text_rate_scaled=1e3 * square_root,
-    text_loss=before,
-    text_loss_same=same_rate,
-    text_loss_scaled=scaled_rate,
-)
-
-# %% name="opening"
-table(
-    [
-        [batch, BATCH * STEPS // batch, f"{rate:.4f}", f"{held_out[batch, rate]:.2f}"]
-        for batch, rate in settings[:2]
-    ],
-    ["batch", "steps", "rate", "held-out loss"],
-    "rrrr",
-)
 
 # %% [markdown]
 # ## A classifier, with SGD
@@ -150,7 +86,7 @@ def test_loss(model: nn.Module) -> float:
 training_points, test_points = points(SAMPLES, 1), points(4000, 2)
 GUESSING = math.log(CLASSES)
 
-# %% name="rates"
+# %% name="sgd"
 FACTORS = [1, 2, 4, 8, 16, 32, 64]
 WARM = 0.2  # of the steps
 RULES = {
@@ -178,6 +114,18 @@ same, linear, warm = sgd.values()
 assert same[2] - same[0] > 3 * abs(linear[2] - linear[0]), "at 4 times the batch the rule helps"
 assert linear[-1] - linear[0] > 0.2, "at 64 times the batch it does not keep up"
 
+# %% name="same-rate"
+table(
+    [
+        [k, k * BASE, SAMPLES // (k * BASE), f"{loss:.2f}"]
+        for k, loss in zip(FACTORS, same, strict=True)
+        if k in (1, 4, 16, 64)
+    ],
+    ["ranks", "batch", "steps", "loss"],
+    "rrrr",
+)
+
+# %% name="rates"
 fig, axes = plt.subplots()
 styles = [("-", "o"), ("--", "s"), (":", "^")]
 for (name, losses), (dash, marker) in zip(sgd.items(), styles, strict=True):
