@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Many machines, and failure
 #
-# Two launchers on one computer stand for two machines: they train on real sentence pairs, and go on
-# from a checkpoint after a rank has been killed. Then ranks fail in every way that leaves others
-# waiting, with a short timeout, to see what each of them says.
+# Two launchers on one computer stand for two machines: they train on real sentence pairs, go on
+# from a checkpoint after a rank has been killed, and then without one of the machines. Then ranks
+# fail in every way that leaves others waiting, with a short timeout, to see what each of them says.
 
 # %% name="setup"
 import json
@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,20 +26,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks, table
-from instruments.clock import SyncClock, clock
-from miniddp import checkpoint
-from miniddp.data import collate, encode, load_mrpc
+from miniddp import checkpoint, training_step
 from miniddp.launch import RanksFailed, RanksTimedOut
-from miniddp.model import load_model, load_tokenizer
 from miniddp.options import parse_options
 from miniddp.process import destroy_process_group, device, init_process_group
-from miniddp.state_file import CheckpointError, read_state
+from miniddp.state_file import read_state
 from miniddp.train import train
-from miniddp.training_step import train_step
+from miniddp.watch import watching
 
 RANKS_PER_NODE = 2
 provenance(device=device(), world_size=[3, 4], backend="gloo")
@@ -77,11 +73,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def launch(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
-    """Starts one torchrun per command, all at once; returns what each printed, in short."""
+def start(
+    *commands: Sequence[str], env: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    """One torchrun per command, all at once."""
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    processes = [
+    return [
         subprocess.Popen(
             [*torchrun, f"--nproc_per_node={RANKS_PER_NODE}", *command],
             stdout=subprocess.PIPE,
@@ -91,14 +89,21 @@ def launch(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> li
         )
         for command in commands
     ]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-    return [without_tracebacks(output) for output in outputs]
+
+
+def wait_for(process: subprocess.Popen[str]) -> str:
+    """What it printed, in short."""
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    return without_tracebacks(output)
+
+
+def launch(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+    return [wait_for(process) for process in start(*commands, env=env)]
 
 
 def without_tracebacks(text: str) -> str:
-    """The lines that say what happened: no frames, no ids of processes, no ports."""
+    """The lines that say what happened: no frames, no data, no ids of processes, no ports."""
     kept = []
     for line in text.splitlines():
         line = re.sub(r"^([WE])\d{4} \S+ \d+ \S*torch/distributed/", r"\1 ", line)
@@ -106,6 +111,8 @@ def without_tracebacks(text: str) -> str:
         line = re.sub(r" \(pid: \d+\).*|\[/\S+ |(?<=127\.0\.0\.1\]):\d+", "", line)
         line = re.sub(r" This is typically caused.*", "", line)
         if re.match(r"(\[rank\d\]: )?(Traceback| )|frame #|<omitting|Exception raised", line):
+            continue
+        if re.match(r"(train|test) data|tokenizer|model \w+:", line):
             continue
         kept.append(textwrap.fill(line, 80, subsequent_indent="    "))
     return "\n".join(line for line in kept if line.strip())
@@ -130,14 +137,6 @@ outputs = launch(static(0, port, program), static(1, port, program))
 assert "rank 2 of 4 = local rank 0 of node 1" in outputs[1]
 show(["\n".join(sorted(output.splitlines())) for output in outputs])
 
-# %% name="two-machines"
-port = free_port()
-program = ["-m", "miniddp.train", *options]
-outputs = launch(static(0, port, *program), static(1, port, *program))
-assert f"{STEPS} steps on 4 ranks" in outputs[0]
-assert not outputs[1], "rank 0 lives on machine 0 and logs for all"
-show(outputs)
-
 # %% [markdown]
 # ## A rank dies, and training goes on
 #
@@ -147,19 +146,27 @@ show(outputs)
 
 # %% name="accident"
 EVERY = 5
+NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def saving_into(place: Path) -> list[str]:
+    every = ["--checkpoint-every", str(EVERY), "--resume", "auto"]
+    return [*options, "--checkpoint", str(place), *every]
+
+
+def meeting(nodes: str) -> list[str]:
+    """torchrun's options on machines that have no fixed numbers."""
+    place = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+    return [f"--nnodes={nodes}", *place, "--rdzv_id=mrpc", "--max_restarts=3"]
+
+
 disturbed = folder / "disturbed"
-program = [str(here / "accident.py"), *options, "--checkpoint", str(disturbed)]
-program += ["--checkpoint-every", str(EVERY), "--resume", "auto"]
+program = [str(here / "accident.py"), *saving_into(disturbed)]
 for _ in range(5):
     shutil.rmtree(disturbed, ignore_errors=True)
     disturbed.mkdir()
-    meeting = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
-    meeting += ["--rdzv_id=mrpc", "--max_restarts=3"]
-    outputs = launch(
-        [*meeting, *program],
-        [*meeting, *program],
-        env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )
+    command = [*meeting("2"), *program]
+    outputs = launch(command, command, env=NEW_STORES)
     both = "\n".join(outputs)
     assert "resumed after step 10" in both
     if killed := "exitcode: -9" in both:
@@ -211,6 +218,28 @@ record(accident_step=13, resumed_step=10, lost_steps=len(repeated), every=EVERY,
 record(checkpoint_megabytes=max(sizes) / 1e6, compared_tensors=len(weights[0]))
 
 # %% [markdown]
+# ## A machine goes away
+#
+# When the checkpoint of step 10 is there, the second launcher is killed, and its ranks with it. The
+# first one goes on alone.
+
+# %% name="elastic"
+shrunk = folder / "shrunk"
+command = [*meeting("1:2"), "-m", "miniddp.train", *saving_into(shrunk), "--elastic"]
+first, second = start(
+    ["--rdzv_conf=is_host=1", *command], ["--rdzv_conf=is_host=0", *command], env=NEW_STORES
+)
+deadline = time.monotonic() + 200
+while not (shrunk / "step-00000010.safetensors").exists() and time.monotonic() < deadline:
+    time.sleep(0.01)
+second.kill()
+second.communicate()
+alone = wait_for(first)
+assert "saved on 4 ranks, now there are 2: new random numbers" in alone
+assert "on 2 ranks" in alone
+print(textwrap.indent(alone, "  ").replace("  ", "on machine 0:\n  ", 1))
+
+# %% [markdown]
 # ## How often to save
 #
 # The interval that loses least: the square root of twice the time to save times the mean time
@@ -234,6 +263,13 @@ for machines in (1, 8, 64, 512):
         ]
     )
 table(rows, ["machines", "time between failures", "save every", "time lost"], align="rrrr")
+once_a_day = math.sqrt(2 * SAVE_SECONDS * 86_400)
+record(
+    save_seconds=SAVE_SECONDS,
+    machine_days=MACHINE_DAYS,
+    daily_minutes=once_a_day / 60,
+    daily_lost=100 * (SAVE_SECONDS / once_a_day + once_a_day / (2 * 86_400)),
+)
 
 # %% [markdown]
 # ## A checkpoint that is killed while it is written
@@ -296,36 +332,6 @@ assert newest == "step-00000001.safetensors"
 print("the newest whole checkpoint:", newest)
 
 # %% [markdown]
-# ## A checkpoint that does not fit
-#
-# One that was cut off, and one that was saved on two ranks and is loaded on three.
-
-
-# %% name="refused"
-def save_model(rank: int, place: Path) -> None:
-    checkpoint.save(place, 100, {"model": nn.Linear(100, 100)})
-
-
-def try_to_load(rank: int, path: Path) -> str:
-    try:
-        checkpoint.load(path, {"model": nn.Linear(100, 100)})
-    except CheckpointError as error:
-        return str(error)
-    return "loaded"
-
-
-place = folder / "two-ranks"
-miniddp.run_ranks(save_model, 2, place)
-whole = place / "step-00000100.safetensors"
-cut_off = place / "step-00000200.safetensors"
-cut_off.write_bytes(whole.read_bytes()[:-20_000])
-for path in (cut_off, whole):
-    answers = miniddp.run_ranks(try_to_load, 3, path)
-    assert len(set(answers)) == 1, "all ranks say the same"
-    assert "is damaged" in answers[0] or "saved on 2 ranks, now there are 3" in answers[0]
-    print(textwrap.fill(answers[0], 80, subsequent_indent="  "))
-
-# %% [markdown]
 # ## Ways to wait for ever
 #
 # Three ranks, a timeout of two seconds, and rank 1 does something else. Each rank says what it saw.
@@ -381,6 +387,19 @@ def try_three(work: Work, detail: bool = False) -> list[str]:
     return [" ".join(text.split()) for text in said]
 
 
+def gist(said: str) -> str:
+    """The words of a message that one would search for."""
+    words = r"Connection \w+ by peer|Timed out waiting|killed by SIGKILL|can't allocate memory"
+    found = re.search(words, said)
+    return found[0] if found else "no error"
+
+
+def keep(way: str, said: Sequence[str]) -> None:
+    """For the page's table: rank 1's message, and those of the ranks that wait for it."""
+    others = sorted({gist(said[0]), gist(said[2])})
+    record(**{f"{way}_own": gist(said[1]), f"{way}_others": " or ".join(others)})
+
+
 # %% [markdown]
 # ### A rank dies
 
@@ -395,6 +414,7 @@ def one_dies(rank: int) -> None:
 said = try_three(one_dies)
 assert "SIGKILL" in said[1]
 assert all("peer" in said[rank] for rank in (0, 2))
+keep("dies", said)
 
 # %% [markdown]
 # ### A rank skips a collective and is busy with something else
@@ -411,6 +431,7 @@ def one_skips(rank: int) -> None:
 said = try_three(one_skips)
 assert all("Timed out" in said[rank] for rank in (0, 2))
 assert not said[1]
+keep("skips", said)
 
 # %% name="skips-detail"
 said = try_three(one_skips, detail=True)
@@ -432,6 +453,7 @@ said = try_three(uneven_batches)
 assert "step 1 done" in said[1]
 assert "step 2 done" not in "".join(said)
 assert all("peer" in said[rank] for rank in (0, 2))
+keep("unequal", said)
 
 # %% [markdown]
 # ### A rank calls another collective
@@ -449,6 +471,7 @@ def another_collective(rank: int) -> None:
 said = try_three(another_collective)
 assert any("Timed out" in text for text in said)
 assert all("Error" in text for text in said)
+keep("other_collective", said)
 
 # %% name="other-collective-detail"
 said = try_three(another_collective, detail=True)
@@ -533,9 +556,10 @@ said = try_three(uneven_lengths)
 assert "own error" in said[1]
 assert "llocat" in said[1]
 assert all("peer" in said[rank] for rank in (0, 2))
+keep("memory", said)
 
 # %% [markdown]
-# ## Who is missing, and where does it hang?
+# ## Who is missing, who is slow?
 
 
 # %% name="roll-call"
@@ -548,75 +572,63 @@ def roll_call(rank: int) -> None:
 said = try_three(roll_call)
 assert "Ranks 1 failed to pass monitoredBarrier" in said[0]
 
+# %% [markdown]
+# miniddp's training finds out by itself. Rank 1 sleeps in each step, then it is stuck in one.
 
-# %% name="stacks"
-def write_report(rank: int) -> None:
-    while True:  # stands for a file system that does not answer
+# %% name="slow"
+SLEEP = 0.5
+
+
+def say_problems(rank: int) -> None:
+    """Shows what `torchrun -m miniddp.train` would: errors of any rank, warnings of rank 0."""
+    level = logging.ERROR if rank else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
+
+
+def train_after(before_a_step: Callable[[], None], rank: int) -> None:
+    """A training in which rank 1 does something else first in each step."""
+    say_problems(rank)
+    in_time = training_step.train_step
+
+    def late(*arguments: object, **named: object) -> Tensor:
+        before_a_step()
+        return in_time(*arguments, **named)
+
+    if rank == 1:
+        training_step.train_step = late
+    with watching(PATIENCE):
+        train(parse_options(options))
+
+
+def sleep_a_little(rank: int) -> None:
+    train_after(lambda: time.sleep(SLEEP), rank)
+
+
+PATIENCE = 20
+said = miniddp.run_ranks(sleep_a_little, 3, timeout=200).outputs
+assert said[0].startswith("rank 1 is slow")
+print(said[0], end="")
+record(sleep_ms=round(1000 * SLEEP))
+
+
+# %% name="stuck"
+def read_from_a_dead_disk() -> None:
+    while True:
         time.sleep(0.1)
 
 
-def hang(rank: int) -> None:
-    if rank == 1:
-        write_report(rank)
-    dist.barrier()
+def be_stuck(rank: int) -> None:
+    train_after(read_from_a_dead_disk, rank)
 
 
 try:
-    miniddp.run_ranks(hang, 3, timeout=3)
-    stacks, message = {}, "nobody hung"
+    miniddp.run_ranks(be_stuck, 3, timeout=PATIENCE + 10)
+    said = ["nobody hung"]
 except RanksTimedOut as error:
-    stacks, message = error.stacks, str(error)
-assert sorted(stacks) == [0, 1, 2], message
-assert "in write_report" in stacks[1]
-print(message)
-
-# %% [markdown]
-# ## A slow rank
-#
-# Three ranks train on the same sentence pairs. Rank 1 sleeps a little in every step: a straggler.
-
-# %% name="straggler"
-SLEEP = 0.3
-pairs = load_mrpc(data)
-rows = pairs[:]
-tokenizer = load_tokenizer(rows["sentence1"] + rows["sentence2"], "tiny", pretrained=False)
-batch: dict[str, Tensor] = collate(encode(pairs.select(range(4)), tokenizer, 128), tokenizer)
-
-
-def measure(rank: int, slow: bool, steps: int) -> tuple[float, float]:
-    """Medians over the steps: seconds of own work, seconds in the synchronisation."""
-    miniddp.set_seed(0)
-    module = load_model("tiny", pretrained=False).to(device())
-    last_gradient = SyncClock(module)
-    model = miniddp.SimpleDDP(module)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    waited, own = [], []
-    optimizer.register_step_pre_hook(lambda *_: waited.append(last_gradient.seconds()))
-    if slow and rank == 1:
-        module.register_forward_pre_hook(lambda *_: time.sleep(SLEEP))
-    for _ in range(steps):
-        start = clock()
-        train_step(model, optimizer, [batch])
-        own.append(clock() - start - waited[-1])
-    return statistics.median(own[1:]), statistics.median(waited[1:])
-
-
-even, uneven = (miniddp.run_ranks(measure, 3, slow, 8) for slow in (False, True))
-assert all(uneven[rank][1] > uneven[1][1] + SLEEP / 2 for rank in (0, 2))
-assert all(sum(uneven[rank]) > sum(even[rank]) + SLEEP / 2 for rank in range(3))
-rows = [
-    [name, rank, *(f"{1000 * value:.0f}" for value in (own, sync, own + sync))]
-    for name, result in (("all alike", even), ("rank 1 sleeps", uneven))
-    for rank, (own, sync) in enumerate(result)
-]
-table(rows, ["run", "rank", "own work, ms", "synchronisation, ms", "step, ms"], align="lrrrr")
-record(
-    sleep_ms=round(1000 * SLEEP),
-    straggler_sync=1000 * uneven[1][1],
-    waiting_sync=1000 * uneven[0][1],
-    even_step=1000 * sum(even[0]),
-    uneven_step=1000 * sum(uneven[0]),
-)
+    said = error.outputs
+assert "the others wait for rank 1 (in 13-machines.py" in said[0]
+assert "read_from_a_dead_disk" in said[0]
+print(textwrap.fill(said[0], 80, subsequent_indent="  "))
 
 # %% [markdown]
 # ## What a failed rank leaves behind
