@@ -33,7 +33,7 @@ from miniddp.launch import RanksFailed
 from miniddp.process import device, init_process_group
 from miniddp.state_file import read_state
 
-STEPS, EVERY, DEATH = 60, 20, 45
+STEPS, EVERY, DEATH = 40, 10, 25
 provenance(device=device(), world_size=[1, 2], backend="gloo")
 folder = data_dir()
 os.environ["STEPS"] = str(STEPS)
@@ -64,7 +64,7 @@ def train_until_death(rank: int, stage: str, *options: str) -> None:
 
 def show_death(stage: str, place: Path, *options: str) -> None:
     try:
-        miniddp.run_ranks(train_until_death, 2, stage, *options, backend=None, timeout=300)
+        miniddp.run_ranks(train_until_death, 2, stage, *options, backend=None, timeout=900)
     except RanksFailed as error:
         print(error.outputs[0], end="")
         print("rank 1:", error.tracebacks[1].partition(";")[0])
@@ -98,7 +98,7 @@ def train(rank: int, *options: str) -> list[float]:
 def train_on(ranks: int, place: Path) -> tuple[list[float], str]:
     """The mean losses, and what rank 0 printed."""
     options = ["--checkpoints", str(place), "--every", str(EVERY)]
-    results = miniddp.run_ranks(train, ranks, *options, backend=None, timeout=300)
+    results = miniddp.run_ranks(train, ranks, *options, backend=None, timeout=900)
     return [statistics.mean(losses) for losses in zip(*results, strict=True)], results.outputs[0]
 
 
@@ -126,13 +126,13 @@ record(
 # %% [markdown]
 # ## Killed and resumed
 #
-# The training on two ranks again, with a checkpoint every 20 steps. Rank 1 dies in step 45. The
-# same command goes on from step 40.
+# The training on two ranks again, with a checkpoint every 10 steps. Rank 1 dies in step 25. The
+# same command goes on from step 20.
 
 # %% name="killed"
 broken = home / "broken"
 show_death("9_train", broken, "--checkpoints", str(broken), "--every", str(EVERY))
-assert [path.name[-14:-12] for path in sorted(broken.iterdir())] == ["20", "40"]
+assert [path.name[-14:-12] for path in sorted(broken.iterdir())] == ["10", "20"]
 
 # %% name="resumed"
 resumed, text = train_on(2, broken)
