@@ -180,7 +180,7 @@ def load_after_the_barrier(rank: int, folder: str) -> Tensor:
 
 first, second = miniddp.run_ranks(load_after_the_barrier, 2, tempfile.mkdtemp())
 assert torch.equal(first, second)
-print("both ranks hold the weights of rank 0:", torch.equal(first, second))
+print("both hold the weights of rank 0:", torch.equal(first, second))
 
 # %% [markdown]
 # ## 2. The names in the checkpoint begin with `module.`
@@ -222,7 +222,7 @@ trained, restored = fits[0]
 assert "missing: 0.weight" in fits.outputs[0]
 assert not torch.allclose(trained, restored)
 show_ranks(fits.outputs[:1])
-print(f"saved model: {trained.item():.4f}, restored model: {restored.item():.4f}")
+print(f"saved {trained.item():.4f}, restored {restored.item():.4f}")
 
 
 # %% name="prefix-cure"
@@ -236,7 +236,7 @@ def save_the_module(rank: int) -> tuple[Tensor, Tensor]:
 
 trained, restored = miniddp.run_ranks(save_the_module, 2)[0]
 assert torch.equal(trained, restored)
-print(f"saved model: {trained.item():.4f}, restored model: {restored.item():.4f}")
+print(f"saved {trained.item():.4f}, restored {restored.item():.4f}")
 
 # %% [markdown]
 # ## 3. Reentrant checkpointing meets `find_unused_parameters`
@@ -299,7 +299,7 @@ def checkpoint_not_reentrant(rank: int) -> list[Tensor]:
 with_checkpoint = miniddp.run_ranks(checkpoint_not_reentrant, 2)[0]
 without = miniddp.run_ranks(checkpoint_reentrant, 2, None)[0]
 assert all(torch.equal(a, b) for a, b in zip(with_checkpoint, without, strict=True))
-print("gradients as without checkpointing: True")
+print("gradients as without it: True")
 
 # %% [markdown]
 # ## 4. A collective that only rank 0 calls
@@ -528,9 +528,9 @@ table(
 # %% name="same-diagnosis"
 def show_reading(per_rank: Sequence[list[int]]) -> None:
     for rank, samples in enumerate(per_rank):
-        print(f"rank {rank} reads {samples[:8]} …")
+        print(f"rank {rank} reads {samples[:5]} …")
     shared = set(per_rank[0]) & set(per_rank[1])
-    print(f"read by both ranks: {len(shared)} of {SAMPLES} samples")
+    print(f"read by both: {len(shared)} of {SAMPLES} samples")
 
 
 show_reading(everything)
@@ -702,7 +702,7 @@ def clipped_alone() -> Tensor:
 # %% name="clip-symptom"
 def similarity(gradient: Tensor, reference: Tensor) -> str:
     cosine = torch.cosine_similarity(gradient, reference, dim=0).item()
-    return f"norm {gradient.norm():.2f}, cosine to one process {cosine:.2f}"
+    return f"norm {gradient.norm():.2f}, cosine {cosine:.2f}"
 
 
 clipped_first = miniddp.run_ranks(clip_then_synchronise, 2)
@@ -867,7 +867,7 @@ def name_the_rank(rank: int) -> None:
 
 def check_before_sending(rank: int, bucket):
     if not bucket.buffer().isfinite().all():
-        print(f"rank {rank} sends a gradient that is not finite")
+        print(f"rank {rank} sends what is not finite")
     return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
 
 
