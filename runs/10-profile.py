@@ -450,11 +450,8 @@ NAMES = ("load_batch", "data_movement", "forward", "backward", "sync_grads", "op
 assert simple[0].regions["sync_grads"].seconds > 5 * zero.regions["sync_grads"].seconds
 assert zero.communication.seconds > 0
 table(
-    [
-        [name, *(f"{step.regions[name].seconds * 1e3:.2f}" for step in (simple[0], zero))]
-        for name in NAMES
-    ],
-    ["region, ms per step", "SimpleDDP", "DistributedDataParallel"],
+    [[name, *(percent(step.regions[name].share) for step in (simple[0], zero))] for name in NAMES],
+    ["share of the step, %", "SimpleDDP", "DistributedDataParallel"],
     align="lrr",
 )
 
