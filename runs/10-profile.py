@@ -451,7 +451,7 @@ assert simple[0].regions["sync_grads"].seconds > 5 * zero.regions["sync_grads"].
 assert zero.communication.seconds > 0
 table(
     [[name, *(percent(step.regions[name].share) for step in (simple[0], zero))] for name in NAMES],
-    ["share of the step, %", "SimpleDDP", "DistributedDataParallel"],
+    ["share of the step, %", "SimpleDDP", "DDP"],
     align="lrr",
 )
 
@@ -552,14 +552,14 @@ def symptoms(name: str, step: Breakdown) -> list[str]:
     return [name, f"{step.step_seconds * 1e3:.0f}", *map(percent, shares)]
 
 
-COLUMNS = ["what is wrong", "ms per step", "load_batch, %", "idle, %", "communication, %"]
+COLUMNS = ["what is wrong", "ms per step", "loading, %", "idle, %", "messages, %"]
 table([symptoms(name, steps[0]) for name, steps in cases.items()], COLUMNS, align="lrrrr")
 
 # %% name="straggler"
 table(
-    [symptoms(f"rank {rank}", step) for rank, step in enumerate(straggler)],
-    ["rank", *COLUMNS[1:]],
-    align="lrrrr",
+    [[f"rank {rank}", *symptoms("", step)[2:]] for rank, step in enumerate(straggler)],
+    ["rank", *COLUMNS[2:]],
+    align="lrrr",
 )
 record(
     sleep_milliseconds=SLEEP * 1e3,
