@@ -118,6 +118,12 @@ def without_tracebacks(text: str) -> str:
     return "\n".join(line for line in kept if line.strip())
 
 
+def narrow(text: str) -> str:
+    """Lines that fit a phone."""
+    lines = text.splitlines()
+    return "\n".join(textwrap.fill(line, 36, subsequent_indent="  ") for line in lines)
+
+
 def show(outputs: Sequence[str]) -> None:
     for node, output in enumerate(outputs):
         print(f"on machine {node}:")
@@ -135,7 +141,7 @@ port = free_port()
 program = str(here / "check_link.py")
 outputs = launch(static(0, port, program), static(1, port, program))
 assert "rank 2 of 4 = local rank 0 of node 1" in outputs[1]
-show(["\n".join(sorted(output.splitlines())) for output in outputs])
+show([narrow("\n".join(sorted(output.splitlines()))) for output in outputs])
 
 # %% [markdown]
 # ## A rank dies, and training goes on
@@ -318,7 +324,7 @@ try:
     torch.load(overwritten)
 except Exception as error:
     text = f"overwritten in place: {type(error).__name__}: {str(error).partition('.')[0]}"
-    print(textwrap.fill(text, 80, subsequent_indent="  "))
+    print(narrow(text))
 else:
     raise AssertionError("half a file was loaded")
 
@@ -329,7 +335,7 @@ left = sorted(re.sub(r"\.\d+-\w+(?=\.unf)", ".…", path.name) for path in place
 print("miniddp's save left:", *left, sep="\n  ")
 newest = miniddp.run_ranks(find_latest, 1, place)[0]
 assert newest == "step-00000001.safetensors"
-print("the newest whole checkpoint:", newest)
+print("the newest whole checkpoint:", newest, sep="\n  ")
 
 # %% [markdown]
 # ## Ways to wait for ever
@@ -607,7 +613,7 @@ def sleep_a_little(rank: int) -> None:
 PATIENCE = 20
 said = miniddp.run_ranks(sleep_a_little, 3, timeout=200).outputs
 assert said[0].startswith("rank 1 is slow")
-print(said[0], end="")
+print(narrow(said[0]))
 record(sleep_ms=round(1000 * SLEEP))
 
 
@@ -629,7 +635,7 @@ def be_stuck(rank: int) -> None:
 said = miniddp.run_ranks(be_stuck, 3, timeout=300).outputs[0].splitlines()[0]
 assert said.startswith("the others wait for rank 1 (in 13-machines.py")
 assert "read_from_a_dead_disk" in said
-print(textwrap.fill(said, 76, subsequent_indent="  "))
+print(narrow(said))
 
 # %% [markdown]
 # ## What a failed rank leaves behind
@@ -644,7 +650,7 @@ failed = subprocess.run(
     [sys.executable, "-m", "torch.distributed.run", *command],
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=300,
 )
 assert failed.returncode == 1
 summary = failed.stderr[failed.stderr.index("Root Cause") :]
@@ -653,11 +659,12 @@ assert "row 4711" in summary
 for line in summary.splitlines():
     if re.match(r"Root|\[0\]|  (rank|exitcode|error_file)|  ValueError", line):
         line = re.sub(r" \(pid: \d+\)", "", line)
-        print(re.sub(r"\S+/(?=attempt)", "", line))
+        print(narrow(re.sub(r"\S+/(?=attempt)", "", line)))
 print()
 files = sorted(path for path in logs.rglob("*") if path.is_file())
 for path in files:
     print(Path(*path.parts[-3:]), f"({path.stat().st_size} bytes)")
 errors = [json.loads(path.read_text()) for path in files if path.parts[-2:] == ("1", "error.json")]
-print("\nrank 1, error.json:", errors[0]["message"]["message"])
+print()
+print(narrow(f"rank 1, error.json: {errors[0]['message']['message']}"))
 destroy_process_group()
