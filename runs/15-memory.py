@@ -113,7 +113,10 @@ def torch_zero3(model: nn.Module, **options: Any) -> Trained:
 
 
 def torch_in_bf16(model: nn.Module) -> Trained:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+    )
     return torch_zero3(model, mp_policy=policy)
 
 
@@ -667,7 +670,10 @@ def load_parts(model: nn.Module, optimizer: Optimizer, folder: str) -> None:
     parts = {"model": weights, "optimizer": state}
     checkpoint.load(parts, checkpoint_id=folder)
     set_state_dict(
-        model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
+        model,
+        optimizer,
+        model_state_dict=parts["model"],
+        optim_state_dict=parts["optimizer"],
     )
 
 
