@@ -155,7 +155,7 @@ function build() {
     body.replaceChildren(row("parameters", holds.parameters), row("gradients", holds.gradients), row("Adam", holds.optimizer));
     cursor.style.left = `${(100 * time) / times.at(-1)}%`;
     says.textContent = words(stage, operations, time);
-    numbers.replaceChildren(...[["Bytes per parameter, now", short(size.total)], ["Most in this step", short(peak(stage, operations))],
+    numbers.replaceChildren(...[["Bytes per parameter", short(size.total)], ["Most in this step", short(peak(stage, operations))],
       ["Sent by each rank", `${short(sent(operations, time))} of ${short(all)} Ψ`], ["Compute waits", `${short(idle)} of ${short(times.at(-1))}`],
     ].map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
     place.set(now);
