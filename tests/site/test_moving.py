@@ -14,6 +14,7 @@ MODULES = [
     "unequal-shards",
     "bucket-timeline",
     "scaling-calculator",
+    "zero-stepper",
 ]
 SAMPLES = [name for name in BUILDS if name.startswith("sample")]
 
