@@ -9,7 +9,8 @@ Interval = tuple[float, float]
 
 
 def exposed_seconds(messages: Sequence[Interval], work: Sequence[Interval]) -> float:
-    moments = sorted({moment for interval in [*messages, *work] for moment in interval})
+    intervals = [*messages, *work]
+    moments = sorted({moment for each in intervals for moment in each})
     total = 0.0
     for start, end in itertools.pairwise(moments):
         if covers(messages, start, end) and not covers(work, start, end):
@@ -26,5 +27,5 @@ def late_rank(traces: Sequence[Trace]) -> int:
 
 
 def waiting_seconds(trace: Trace) -> float:
-    messages = [event.interval for event in trace.events if event.name.startswith("gloo:")]
-    return exposed_seconds(messages, [])
+    messages = [each for each in trace.events if each.name.startswith("gloo:")]
+    return exposed_seconds([message.interval for message in messages], [])
