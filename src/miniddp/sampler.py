@@ -91,7 +91,7 @@ class DistributedSampler(Sampler[int]):
             yield order[position]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle. In the epoch of a loaded state, keep its place."""
+        """Choose the shuffle; in the epoch of a loaded state keep its place."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.consumed = self._start = 0
