@@ -43,7 +43,7 @@ SIZE = "360m" if on_gpu else "tiny"
 WORLD_SIZE, BACKEND = (1, "nccl") if on_gpu else (2, "gloo")
 SMALL, LARGE = (8, 128) if on_gpu else (8, 16)
 MICRO_BATCHES = 16 if on_gpu else 4  # in a pass
-ROUNDS = 5
+ROUNDS = 9
 MAX_LENGTH = 128
 provenance(device=device(), world_size=WORLD_SIZE, backend=BACKEND)
 pairs = load_mrpc(data_dir())
