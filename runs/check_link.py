@@ -35,14 +35,17 @@ def main() -> None:
     count = torch.ones(1, device=device())
     dist.all_reduce(count)
     if count.item() != world_size:
-        raise RuntimeError(f"rank {rank}: the sum of {world_size} ones is {count.item():.0f}")
-    small = seconds_to_reduce(count)
-    large = seconds_to_reduce(torch.zeros(MEGABYTES * 1_000_000 // 4, device=device()))
-    bus_bandwidth = 2 * (world_size - 1) / world_size * MEGABYTES / 1000 / large
-    print(f"rank {rank} of {world_size} = local rank {local_rank} of node {node}", flush=True)
+        raise RuntimeError(f"rank {rank}: {world_size} ones add up to {int(count)}")
+    backend, small = dist.get_backend(), seconds_to_reduce(count)
+    numbers = MEGABYTES * 1_000_000 // 4
+    large = seconds_to_reduce(torch.zeros(numbers, device=device()))
+    sent = 2 * (world_size - 1) / world_size * MEGABYTES
+    bus_bandwidth = sent / 1000 / large
+    place = f"local rank {local_rank} of node {node}"
+    print(f"rank {rank} of {world_size} = {place}", flush=True)
     if rank == 0:
         print(
-            f"speed over {dist.get_backend()}: {1e3 * small:.1f} ms for a number, "
+            f"speed over {backend}: {1e3 * small:.1f} ms for a number, "
             f"bus bandwidth {bus_bandwidth:.2f} GB/s for {MEGABYTES} MB",
             flush=True,
         )
