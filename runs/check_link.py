@@ -35,7 +35,7 @@ def main() -> None:
     count = torch.ones(1, device=device())
     dist.all_reduce(count)
     if count.item() != world_size:
-        raise RuntimeError(f"rank {rank}: {world_size} ones add up to {int(count)}")
+        raise RuntimeError(f"rank {rank}: {world_size} ones make {int(count)}")
     backend, small = dist.get_backend(), seconds_to_reduce(count)
     numbers = MEGABYTES * 1_000_000 // 4
     large = seconds_to_reduce(torch.zeros(numbers, device=device()))
