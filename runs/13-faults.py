@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
     rows = json.loads(found.read_text())["rows"]
 
 # %% [markdown]
-# ## What survives what
+# ## Kind by kind
 
 
 # %% name="survives"
