@@ -189,7 +189,9 @@ local function notes_list(notes, cell)
   local function raw(html) return pandoc.RawBlock("html", html) end
   local blocks = pandoc.Blocks { raw '<dl class="code-annotation-container-hidden code-annotation-container-grid">' }
   for number, note in ipairs(notes) do
-    local place = { ["code-cell"] = cell, ["code-lines"] = note.line, ["code-annotation"] = number }
+    local place = {
+      { "code-lines", tostring(note.line) }, { "code-annotation", tostring(number) }, { "code-cell", cell },
+    }
     local opening = '<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd>'
     blocks:insert(raw(opening:format(cell, number, number)))
     blocks:insert(pandoc.Plain { pandoc.Span(note.definition[1].content, pandoc.Attr("", {}, place)) })
