@@ -21,7 +21,7 @@ from miniddp.process import device
 
 provenance(device=device(), world_size=2, backend="gloo")
 here = Path("runs") if Path("runs/book.py").exists() else Path()
-REPEAT = 5  # of each fault for which the moment matters
+REPEAT = 20  # of each fault for which the moment matters
 
 # %% [markdown]
 # ## The faults

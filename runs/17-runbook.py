@@ -34,7 +34,9 @@ launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--npro
 said = run(*launch, str(here / "skip_a_call.py"), str(dumps), "0", "2")
 errors = sorted(line for line in said.splitlines() if line.startswith("rank "))
 assert [line[:6] for line in errors] == ["rank 0", "rank 1", "rank 2"], said
-assert all("Timed out" in line for line in errors)
+assert any("Timed out" in line for line in errors)
+gives_up = re.compile("Timed out|Connection closed by peer")  # the first closes its connections
+assert all(gives_up.search(line) for line in errors), said
 print("\n".join(errors))
 
 # %% name="analysis"

@@ -619,7 +619,7 @@ STOPPED = "the ranks save and leave; the same command goes on"
 KINDS = {
     "a rank stands still for ever": Kind(
         stopped_for_ever,
-        f"the others give up after --timeout and name it; {RESTARTED}",
+        f"the others give up in time and name it; {RESTARTED}",
         waits=True,
     ),
     **{
