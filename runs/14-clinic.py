@@ -461,8 +461,8 @@ def say_why_it_stops(rank: int) -> int:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ddp = miniddp.SimpleDDP(model)
-    stop = None
-    for step, inputs in enumerate(own_batches(rank, 40), 1):
+    stop, batches = None, own_batches(rank, 40)
+    for step, inputs in enumerate(batches, 1):
         loss = loss_of(ddp(inputs * (1 + rank)))
         optimizer.zero_grad()
         loss.backward()
@@ -470,7 +470,7 @@ def say_why_it_stops(rank: int) -> int:
         optimizer.step()
         if stop is None and loss.item() < 0.01:
             stop = step
-            print(f"step {step}: loss {loss.item():.4f}, would stop")
+            print(f"step {step} of {len(batches)}: would stop, loss {loss.item():.4f}")
     return step if stop is None else stop
 
 
