@@ -132,7 +132,7 @@ function build() {
   const cell = (state, rank) => html("i", { class: `cell ${state}` },
     [...Array(RANKS).keys()].map((part) => html("b", { class: part === rank ? "mine" : "", style: { "--rank": colourOf(part) } })));
 
-  const row = (name, states) => html("tr", {}, html("th", { scope: "row" }, name), [...Array(RANKS).keys()].map((rank) =>
+  const row = (name, states, size) => html("tr", {}, html("th", { scope: "row" }, name, html("small", {}, `${short(size)} B`)), [...Array(RANKS).keys()].map((rank) =>
     html("td", { style: { "--rank": colourOf(rank) } },
       html("span", { class: "visually-hidden" }, states.map((state, layer) => `layer ${layer}: ${WORDS[state]}`).join("; ")),
       html("span", { class: "cells", "aria-hidden": "true" }, states.map((state) => cell(state, rank))))));
@@ -152,7 +152,7 @@ function build() {
     const holds = held(stage, operations, time);
     const [size, all] = [bytes(holds), sent(operations, times.at(-1))];
     const idle = waits(operations).reduce((sum, { start, end }) => sum + end - start, 0);
-    body.replaceChildren(row("parameters", holds.parameters), row("gradients", holds.gradients), row("Adam", holds.optimizer));
+    body.replaceChildren(...[["parameters", "parameters"], ["gradients", "gradients"], ["Adam", "optimizer"]].map(([name, part]) => row(name, holds[part], size[part])));
     cursor.style.left = `${(100 * time) / times.at(-1)}%`;
     says.textContent = words(stage, operations, time);
     numbers.replaceChildren(...[["Bytes per parameter", short(size.total)], ["Most in this step", short(peak(stage, operations))],
