@@ -70,27 +70,49 @@ const gapAt = (gap) => GAP_BOTTOM - (GAP_BOTTOM - GAP_TOP) * Math.max(0, Math.mi
 
 const names = [...Array(RANKS).keys(), "alone"];
 
+/** The loss before the first step and after every fiftieth, with nothing broken. */
+export const EXAMPLE = [
+  0.699, 0.659, 0.656, 0.644, 0.57, 0.533, 0.452, 0.316, 0.162, 0.089, 0.065, 0.05, 0.041, 0.035, 0.03, 0.026,
+  0.023, 0.021, 0.018, 0.016, 0.014, 0.012, 0.011, 0.009, 0.007, 0.006, 0.005, 0.004, 0.004, 0.004, 0.003,
+];
+const APART = STEPS / (EXAMPLE.length - 1);
+
+/** That run, drawn faintly, so that there is something to compare one's own with. */
+const example = () => [
+  svg("path", { class: "example", d: `M${EXAMPLE.map((loss, i) => `${across(i * APART).toFixed(1)},${lossAt(loss).toFixed(1)}`).join(" ")}` }),
+  svg("path", { class: "example", d: `M${PLOT.left} ${GAP_BOTTOM}H${PLOT.right}` }),
+  svg("text", { class: "label", x: across(480), y: lossAt(0.17) }, "example: a run with nothing broken"),
+  svg("text", { class: "label", x: across(480), y: GAP_BOTTOM - 8 }, "example: equal to the last bit"),
+];
+
+/** Each rank's dashes are shorter than those below, so that four colours show where curves coincide. */
+const dashes = (rank) => `${24 - 6 * rank} ${6 * rank}`;
+
 function plot() {
   const lines = new Map(names.map((name) => [name, svg("polyline", name === "alone"
-    ? { class: "alone" } : { class: "curve", style: { "--rank": colourOf(name) } })]));
+    ? { class: "alone" } : { class: "curve", "stroke-dasharray": dashes(name), style: { "--rank": colourOf(name) } })]));
   const gap = svg("polyline", { class: "gap" });
   const axis = (y, text) => [
     svg("line", { class: "gridline", x1: PLOT.left, x2: PLOT.right, y1: y, y2: y }),
     svg("text", { x: PLOT.left - 5, y: y + 4, "text-anchor": "end" }, text)];
   const picture = svg("svg", { class: "plot", viewBox: "0 0 440 290", role: "img", "aria-label":
-    "Above, the loss of each rank's replica and of one process over the steps. Below, the largest difference between two replicas." },
+    "Above, the loss of each rank's replica and of one process over the steps. Below, the largest difference between two replicas. Pale, an example with nothing broken: the loss falls close to 0, and the difference is 0." },
     svg("text", { x: 2, y: 10 }, "loss on all samples"),
     axis(lossAt(0), "0"), axis(lossAt(0.35), "0.35"), axis(lossAt(0.7), "0.7"),
     svg("text", { x: 2, y: 176 }, "largest difference between two replicas"),
     axis(gapAt(1), "1"), axis(gapAt(1e-8), "1e-8"), axis(GAP_BOTTOM, "0"),
     [0, 500, 1000, 1500].map((step) => svg("text", { x: across(step), y: 286, "text-anchor": step === STEPS ? "end" : "middle" }, step)),
-    lines.get("alone"), names.slice(0, -1).map((name) => lines.get(name)), gap);
+    example(), lines.get("alone"), names.slice(0, -1).map((name) => lines.get(name)), gap);
   const add = (line, x, y) => line.setAttribute("points", `${line.getAttribute("points") ?? ""} ${x.toFixed(1)},${y.toFixed(1)}`);
   return {
     picture,
     clear: () => [...lines.values(), gap].forEach((line) => line.setAttribute("points", "")),
+    label: (shown) => picture.classList.toggle("labelled", shown),
     loss: (name, step, value) => add(lines.get(name), across(step), lossAt(value)),
-    gap: (step, value) => add(gap, across(step), gapAt(value)),
+    gap: (step, value) => {
+      gap.classList.toggle("equal", value === 0);
+      add(gap, across(step), gapAt(value));
+    },
   };
 }
 
@@ -116,9 +138,13 @@ export function verdict(fault, { losses, gap, step }) {
 
 function build(data) {
   const all = spirals(SAMPLES);
-  const { picture, clear, loss, gap } = plot();
-  const says = html("p", { class: "says", role: "status" }, "Predict what the curves will do, then run.");
+  const { picture, clear, label, loss, gap } = plot();
   let [fault, stop, waiting, seen] = [data?.fault ?? "none", null, null, null];
+  const invite = () => (fault === "none"
+    ? "Predict whether your run will draw these pale curves again, then run."
+    : `The pale curves are a run with nothing broken. Predict what “${FAULTS.get(fault)}” does to them, then run.`);
+  const says = html("p", { class: "says", role: "status" }, invite());
+  label(true);
 
   function end(text) {
     clearTimeout(waiting);
@@ -151,6 +177,7 @@ function build(data) {
   function click() {
     if (stop) return end("Stopped.");
     clear();
+    label(false);
     seen = { losses: {}, weights: new Map(), gap: 0, step: 0, ended: 0 };
     says.textContent = "Four ranks and one process are training.";
     run.textContent = "Stop";
@@ -166,14 +193,16 @@ function build(data) {
   const widget = html("div", { class: "widget data-parallel" },
     html("div", { class: "controls" },
       choice("Break", FAULTS, fault, (value) => {
-        end("Predict what the curves will do, then run.");
         fault = value;
+        end(invite());
         clear();
+        label(true);
       }),
       html("span", { class: "buttons" }, run)),
     html("div", { class: "picture" }, picture,
       html("p", { class: "legend" }, names.slice(0, -1).map((rank) => [badge(rank), " "]),
-        "the ranks, each with its part of the samples; ", html("span", { class: "dash" }), " one process with all of them")),
+        "the ranks with their parts; ", html("span", { class: "dash" }), " one process with all samples; ",
+        html("span", { class: "pale" }), " an example")),
     says);
   return widget;
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
+import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
 import torch
 from playwright.sync_api import Page, expect
-from tests.vis.test_interactive import ADDRESS, compute, mount, page
+from tests.vis.test_interactive import ADDRESS, ROOT, SVG, compute, mount, page
 from torch import nn
 
 from miniddp import DistributedDataParallel, run_ranks
@@ -17,6 +19,12 @@ __all__ = ["compute", "page"]  # fixtures
 
 RANKS, SAMPLES, STEPS = 4, 64, 20
 FAULTS = ["nothing", "no all-reduce", "unequal parts", "other starting weights", "a slow rank"]
+HARMLESS = ["nothing", "a slow rank"]
+
+
+def heights(points: str | None) -> list[float]:
+    """The second coordinate of each point of a line."""
+    return [float(y) for y in re.findall(r",([\d.]+)", points or "")]
 
 
 def network(weights: list[float]) -> nn.Module:
@@ -91,6 +99,30 @@ def test_the_page_says_what_became_of_the_replicas(page: Page, fault: str) -> No
     expect(says).to_contain_text("differ by up to" if apart else "equal to the bit")
     drawn = page.locator("polyline").evaluate_all("all => all.map(e => e.points.length)")
     assert drawn == [150] * 6
+    example = heights(page.locator("path.example").first.get_attribute("d"))
+    own = heights(page.locator("polyline.curve").first.get_attribute("points"))
+    assert (example[1:] == pytest.approx(own[4::5], abs=0.2)) == (fault in HARMLESS)
+
+
+def test_before_the_first_run_an_example_is_drawn(page: Page) -> None:
+    mount(page, "data-parallel", {"fault": "parts"})
+    expect(page.get_by_text("a run with nothing broken", exact=False).first).to_be_visible()
+    expect(page.get_by_role("status")).to_contain_text("Predict what “unequal parts” does")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("text.label").first).to_be_hidden()
+    expect(page.locator("path.example").first).to_be_visible()
+
+
+def test_the_still_is_the_example(compute: Any) -> None:
+    losses = compute.page.evaluate("async () => (await import('/vis/data-parallel.js')).EXAMPLE")
+    root = ElementTree.parse(ROOT / "vis/data-parallel.svg").getroot()
+    lines = [
+        heights(path.get("d"))
+        for path in root.iter(f"{SVG}path")
+        if path.get("class") in ("data-parallel-alone", "data-parallel-ranks")
+    ]
+    drawn = [round(150 - 170 * loss) for loss in losses]
+    assert [line for line in lines if line] == [drawn] * 5, "one process and four ranks"
 
 
 def test_a_rank_that_stops_stops_the_others(page: Page) -> None:
