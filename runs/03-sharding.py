@@ -360,21 +360,36 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-rows, wrong = [], {"padded": [], "of ranks": []}
-for number, world_size in ((len(losses), 4), (len(losses), 64), (50, 4), (50, 16), (50, 32)):
-    part = losses[:number]
+FEW = losses[:50]
+exact = mean(FEW)
+found: dict[str, list[float]] = {"repeated": [], "mean of the ranks": []}
+RANKS = range(1, len(FEW) + 1)
+for world_size in RANKS:
     padded = every_rank(
-        world_size, lambda rank, n=world_size, p=part: DistributedSampler(p, n, rank, False)
+        world_size, lambda rank, n=world_size: DistributedSampler(FEW, n, rank, shuffle=False)
     )
-    exact = [[part[i] for i in shard(number, world_size, rank)] for rank in range(world_size)]
-    ways = mean([part[i] for i in padded]), mean([mean(own) for own in exact])
-    summed = math.fsum(itertools.chain(*exact)) / sum(map(len, exact))
-    assert summed == mean(part)
-    wrong["padded"].append(abs(ways[0] - summed))
-    wrong["of ranks"].append(abs(ways[1] - summed))
-    rows.append([number, world_size, *(f"{value:.3f}" for value in (*ways, summed))])
-assert all(max(errors) > 0.005 for errors in wrong.values())
-table(rows, ["sequences", "ranks", "padded", "mean of ranks", "exact"], align="rrrrr")
+    shards = [shard(len(FEW), world_size, rank) for rank in range(world_size)]
+    found["repeated"].append(mean([FEW[i] for i in padded]))
+    found["mean of the ranks"].append(mean([mean([FEW[i] for i in own]) for own in shards]))
+    summed = math.fsum(FEW[i] for own in shards for i in own) / sum(map(len, shards))
+    assert summed == exact, "sums and counts, on any number of ranks"
+assert all(max(abs(value - exact) for value in way) > 0.01 for way in found.values())
+
+fig, axes = plt.subplots(figsize=(5.8, 3))
+for (name, way), look in zip(found.items(), ("x-", "o--"), strict=True):
+    axes.plot(RANKS, way, look, color=MUTED, markersize=4, linewidth=1, label=name)
+axes.axhline(exact, color=FOREGROUND, linewidth=3, label="sums and counts")
+axes.set(xlabel="ranks", ylabel="loss of one model")
+axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=3, columnspacing=1)
+figure(fig)
+
+# %% name="padded-values"
+record(
+    few=len(FEW),
+    few_exact=exact,
+    few_lowest=min(itertools.chain(*found.values())),
+    few_highest=max(itertools.chain(*found.values())),
+)
 
 
 # %% name="exact-evaluation"
@@ -399,10 +414,9 @@ show_ranks(evaluated)
 # ## The program of this chapter
 
 # %% name="stage"
-command = "torchrun --standalone --nproc_per_node=2 stages/3_sharding.py"
-print(f"$ {command}")
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 launched = subprocess.run(
-    [sys.executable, "-m", "torch.distributed.run", *command.split()[1:]],
+    [*LAUNCHER, "--nproc_per_node=2", "stages/3_sharding.py"],
     env={**os.environ, "OMP_NUM_THREADS": "1"},
     capture_output=True,
     text=True,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import miniddp
-from book import figure, provenance, record, show_ranks, table
+from book import MUTED, figure, provenance, record, show_ranks, table
 from miniddp.model import load_model
 from miniddp.process import device
 from miniddp.replicate import _fingerprints, broadcast_module, verify_replicas
@@ -39,23 +39,26 @@ provenance(device=device(), world_size=WORLD_SIZES, backend="gloo")
 STAGE_STEPS = 60
 
 
-def stage_3(rank: int, seed: str) -> None:
-    """Stage 3 in the group that is there already, its weights drawn from `seed`."""
+def stage(rank: int, file: str, old: str, new: str) -> None:
+    """A stage in the group that is there already, with `new` for its line `old`."""
     os.environ["STEPS"] = str(STAGE_STEPS)
     torch.set_num_threads(1)
-    source = Path("stages/3_sharding.py").read_text(encoding="utf-8")
+    source = Path("stages", file).read_text(encoding="utf-8")
+    assert source.count(old) == 1
     names = {"__name__": "stage"}
-    exec(source.replace("torch.manual_seed(0)", f"torch.manual_seed({seed})"), names)
+    exec(source.replace(old, new), names)
     names["init_process_group"] = names["destroy_process_group"] = lambda: None
     names["main"]()
 
 
-def losses_of(seed: str) -> dict[str, str]:
-    said = miniddp.run_ranks(stage_3, 2, seed, timeout=300).outputs[0]
+def losses_of(file: str, old: str, new: str) -> dict[str, str]:
+    said = miniddp.run_ranks(stage, 2, file, old, new, timeout=300).outputs[0]
     return dict(re.findall(r"(step +\d+|held-out) +loss (\S+)", said))
 
 
-seeded, unseeded = losses_of("0"), losses_of("dist.get_rank()")
+SEED = "torch.manual_seed(0)"
+seeded = losses_of("3_sharding.py", SEED, SEED)
+unseeded = losses_of("3_sharding.py", SEED, "torch.manual_seed(dist.get_rank())")
 held_out, held_out_unseeded = float(seeded["held-out"]), float(unseeded["held-out"])
 assert seeded != unseeded
 assert held_out < held_out_unseeded < 6, "it learns, but less"
@@ -325,17 +328,20 @@ for text in told or ["no warning"]:
 
 
 # %% name="seeds"
+VALUES = 12
+
+
 def layer() -> torch.nn.Linear:
     return torch.nn.Linear(4, 4).to(device())
 
 
-def drawn_by(model: torch.nn.Linear) -> tuple[str, str]:
-    """The layer's first weight, and what a dropout that follows keeps of 12 values."""
-    kept = functional.dropout(torch.ones(12, device=device()), p=0.5).tolist()
-    return f"{model.weight[0, 0].item():+.4f}", " ".join("x" if value else "." for value in kept)
+def drawn_by(model: torch.nn.Linear) -> tuple[float, list[bool]]:
+    """The layer's first weight, and which values a dropout that follows keeps."""
+    kept = functional.dropout(torch.ones(VALUES, device=device()), p=0.5).tolist()
+    return model.weight[0, 0].item(), [value > 0 for value in kept]
 
 
-def seed_in_four_ways(rank: int) -> list[tuple[str, str]]:
+def seed_in_four_ways(rank: int) -> list[tuple[float, list[bool]]]:
     miniddp.set_seed(42)
     same = drawn_by(layer())
     miniddp.set_seed(42, rank_offset=rank)
@@ -351,21 +357,38 @@ def seed_in_four_ways(rank: int) -> list[tuple[str, str]]:
 
 
 by_rank = miniddp.run_ranks(seed_in_four_ways, 2)
-ways = ["same", "own", "same, then own", "own, then broadcast"]
-equal_weights, equal_masks = (
-    [a[part] == b[part] for a, b in zip(*by_rank, strict=True)] for part in (0, 1)
-)
+ways = list(zip(*by_rank, strict=True))
+equal_weights, equal_masks = ([of_0[part] == of_1[part] for of_0, of_1 in ways] for part in (0, 1))
 assert equal_weights == [True, False, True, True]
 assert equal_masks == [True, False, False, False]
-table(
-    [
-        [way, rank, *drawn[number]]
-        for number, way in enumerate(ways)
-        for rank, drawn in enumerate(by_rank)
-    ],
-    ["seeding", "rank", "first weight", "dropout keeps"],
-    align="lrrl",
-)
+
+fig, axes = plt.subplots(figsize=(5.2, 4.6))
+names = [
+    "A  one seed for all",
+    "B  a seed per rank",
+    "C  one seed, then a seed per rank",
+    "D  a seed per rank, then broadcast",
+]
+for number, (name, way) in enumerate(zip(names, ways, strict=True)):
+    top = 4 * number
+    same_weights, same_masks = equal_weights[number], equal_masks[number]
+    says = "✗ equal masks" if same_masks else "✓" if same_weights else "✗ unequal weights"
+    axes.text(-5, top, name, va="center")
+    axes.text(VALUES, top, says, va="center", ha="right")
+    for rank, (weight, kept) in enumerate(way):
+        row = top + 1.1 + rank
+        axes.text(-5, row, f"rank {rank}", va="center", color=f"C{rank}")
+        axes.text(-0.6, row, f"{weight:+.2f}", va="center", ha="right")
+        for place, keeps in enumerate(kept):
+            corner, face = (place, row - 0.4), f"C{rank}" if keeps else "none"
+            axes.add_patch(
+                plt.Rectangle(corner, 0.8, 0.8, facecolor=face, edgecolor=f"C{rank}", linewidth=1)
+            )
+for x, text, side in ((-0.6, "first weight", "right"), (0, "what dropout keeps", "left")):
+    axes.text(x, -1.3, text, color=MUTED, ha=side)
+axes.set(xlim=(-5.2, VALUES + 0.2), ylim=(14.8, -2))
+axes.axis("off")
+figure(fig)
 
 # %% [markdown]
 # ## The parameters that `model.model` leaves out
@@ -439,3 +462,27 @@ table(
     ["model", "tensors", "MB of values", "kB of digests"],
 )
 record(largest_mb=rows["25m"][1], largest_digests_kb=rows["25m"][2])
+
+# %% [markdown]
+# ## Stage 4
+#
+# Its losses beside those of stage 3, and what it says when its broadcast is taken out.
+
+# %% name="stage"
+BROADCAST = "    broadcast_module(model)\n"
+repaired_losses = losses_of("4_replicas.py", BROADCAST, BROADCAST)
+assert repaired_losses == seeded, "rank 0 draws what all ranks drew in stage 3"
+table(
+    [[moment, seeded[moment], repaired_losses[moment]] for moment in seeded],
+    ["loss", "stage 3", "stage 4"],
+)
+
+# %% name="stage-broken"
+try:
+    miniddp.run_ranks(stage, 2, "4_replicas.py", BROADCAST, "", timeout=300)
+    raise AssertionError("the replicas differ")
+except miniddp.launch.RanksFailed as error:
+    last_lines = [error.tracebacks[rank].strip().splitlines()[-1] for rank in range(2)]
+assert last_lines[0] == last_lines[1]
+assert "replicas differ" in last_lines[0]
+show_ranks([textwrap.fill(line, width=33, subsequent_indent="  ") for line in last_lines])
