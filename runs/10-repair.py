@@ -22,12 +22,13 @@ from dataclasses import dataclass, field, replace
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line per recording otherwise
 
+import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import miniddp
-from book import data_dir, provenance, record, table
+from book import FOREGROUND, SURFACE, WAITING, data_dir, figure, provenance, record, table
 from instruments import measurements
 from instruments.breakdown import Breakdown, break_down
 from instruments.clock import clock
@@ -328,8 +329,12 @@ class Trial:
     avoidable: float | None
     ratios: list[float] = field(default_factory=list)
     loss_difference: float = 0.0  # in the first pass
-    kept: bool = False
+    tried: State | None = None
     failure: str = ""
+
+    @property
+    def kept(self) -> bool:
+        return bool(self.ratios) and pays(self.ratios)
 
 
 def pays(ratios: list[float]) -> bool:
@@ -359,15 +364,15 @@ def repair(rank: int) -> tuple[State, list[Trial], State, list[float], float]:
         avoidable = sum(map(state.share, measure.aims)) if measure.aims else None
         try:
             tried = Training(replace(kept.settings, **measure.change), template, rank)
-            ratios = compare(kept, tried)
+            ratios, found = compare(kept, tried), look_at(tried)
         except (RuntimeError, ImportError, OSError) as error:
             trials.append(Trial(measure, avoidable, failure=one_line(error)))
             continue
         pairs = zip(kept.losses, tried.losses, strict=True)
         difference = max(abs(now - before) for before, now in pairs)
-        trials.append(Trial(measure, avoidable, ratios, difference, pays(ratios)))
+        trials.append(Trial(measure, avoidable, ratios, difference, found))
         if trials[-1].kept:
-            kept, state = tried, look_at(tried)
+            kept, state = tried, found
         del tried
         gc.collect()
     return before, trials, state, compare(slow, kept), best
@@ -452,7 +457,11 @@ fused, sdpa = trial_of["fused AdamW"], trial_of["SDPA attention"]
 record(
     fused_share=100 * fused.avoidable,
     fused_at_most=1 / (1 - fused.avoidable),
-    **({"sdpa": statistics.median(sdpa.ratios)} if sdpa.ratios else {}),
+    **(
+        {"sdpa": statistics.median(sdpa.ratios), "sdpa_share": 100 * sdpa.tried.share("attention")}
+        if sdpa.tried
+        else {}
+    ),
     speedup=speedup,
     measures=len(trials),
     kept=sum(trial.kept for trial in trials),
@@ -567,24 +576,36 @@ flops = training_flops(multiplying, before.tokens)
 mfu = 100 * utilisation(flops, before.seconds, hardware)
 best_mfu = mfu * speedup  # both in real tokens per second
 shares = [parts_of(state) for state in (before, after)]
-table(
-    [
-        *(
-            [name, *(percent(each[name]) for each in shares)]
-            for name in shares[0]
-            if max(each[name] for each in shares) >= 0.005
-        ),
-        [
-            "tokens that are padding",
-            *(percent(state.share("padding")) for state in (before, after)),
-        ],
-        ["MFU", f"{mfu:.0f}", f"{best_mfu:.0f}"],
-    ],
-    ["%", "slow", "repaired"],
-)
+milliseconds = 1e6 * before.seconds / before.tokens  # of 1,000 real tokens
+lengths_of_bars = [milliseconds, milliseconds / speedup]
+waits, *work, idle = shares[0]
+shown = [waits, *[name for name in work if max(each[name] for each in shares) >= 0.05], idle]
+
+fig, axes = plt.subplots(figsize=(5.2, 2.6))
+starts = [0.0, 0.0]
+for name in [*shown[:-1], "other work", idle]:
+    of_name = [name] if name in shown else [each for each in work if each not in shown]
+    parts = [
+        length * sum(each[part] for part in of_name)
+        for length, each in zip(lengths_of_bars, shares, strict=True)
+    ]
+    color = {waits: WAITING, idle: SURFACE}.get(name)
+    axes.barh(
+        ["slow", "repaired"], parts, 0.6, starts, color=color, edgecolor=FOREGROUND, label=name
+    )
+    starts = [start + part for start, part in zip(starts, parts, strict=True)]
+axes.invert_yaxis()
+axes.set(xlabel="ms for 1,000 real tokens")
+axes.grid(visible=False, axis="y")
+fig.legend(loc="outside lower center", ncols=2)
+figure(fig)
+
+# %% name="before-after-values"
 record(
     first_mfu=mfu,
     best_mfu=best_mfu,
+    best_matmul=100 * shares[1]["matmul"],
+    best_exposed=100 * shares[1][waits],
     peak_tflops=hardware / 1e12,
     multiplying_millions=multiplying / 1e6,
 )

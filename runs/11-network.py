@@ -6,13 +6,18 @@
 
 # %% name="setup"
 import statistics
+from collections.abc import Callable
 
-from book import provenance, record, table
+import matplotlib.pyplot as plt
+
+from book import LINE, RANK_COLORS, figure, provenance, record, table
 from instruments import measurements, predictions
-from instruments.cost import bus_bandwidth
+from instruments.cost import bus_bandwidth, ring_all_reduce_bytes
 from instruments.flops import peak_flops
+from instruments.network import NODES, Network, gpu_node, volume
 from instruments.predictions import GIB, MIB, curve_of
-from instruments.scaling import smallest_batch_per_rank
+from instruments.scaling import scaling_efficiency, smallest_batch_per_rank
+from instruments.simulator import Step, even_layers, simulate
 
 provenance(device="cpu", world_size=1, backend=None)
 
@@ -89,36 +94,222 @@ table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
 # %% [markdown]
 # ## Eight GPUs, slower than one
 #
-# Trainings of BERT-Large without overlap: a step is that of one GPU, and then an all-reduce that
-# another table measured on the same hosts.
+# BERT-Large without overlap, as others measured it over two networks.
 
 # %% name="slower"
-MODEL, SLOW = "BERT-Large", "10GbE with TCP/IP"
+MODEL, SLOW, FAST = "BERT-Large", "10GbE with TCP/IP", "100GbIB with RDMA"
+published = {
+    (row["link_between_nodes"], row["gpus"]): row
+    for row in measurements.read("data_parallel_10gbe_100gb_32gpu")
+    if row["model"] == MODEL and row["method"] == "BSP-A2A"
+}
+rates = {key: row["samples_per_s_total"] for key, row in published.items()}
+alone = rates[SLOW, 1]
+rows = [
+    [gpus, row["nodes"], f"{rates[link, gpus]:.0f}", f"{rates[link, gpus] / alone:.1f}"]
+    for (link, gpus), row in published.items()
+    if link == SLOW
+]
+table(rows, ["GPUs", "machines", "samples a second", "times one GPU"], "rrrr")
+
+# %% [markdown]
+# ## The same sum, line by line
+#
+# A step of eight GPUs is that of one, and then an all-reduce, which another table measured on the
+# same hosts. Each machine sends through one card.
+
+# %% name="sum"
+GPUS, BATCH = 8, published[SLOW, 1]["batch_per_gpu"]
+CARD = {SLOW: 10e9 / 8, FAST: 100e9 / 8}  # bytes a second
+gradient_bytes = 4 * predictions.GRADIENTS[MODEL]
+sent = ring_all_reduce_bytes(gradient_bytes, GPUS)
+compute = BATCH / alone
+message = {
+    name: curve_of(predictions.LINKS[name]).fit().all_reduce_seconds(gradient_bytes, GPUS)
+    for name in CARD
+}
+
+
+def for_both(text: str, value: Callable[[str], float]) -> list[str]:
+    return [text, *(f"{value(name):.2f}" for name in CARD)]
+
+
+guess = {name: GPUS * BATCH / (compute + message[name]) for name in CARD}
+table(
+    [
+        for_both(f"one GPU computes: {BATCH} ÷ {alone:.0f}, s", lambda name: compute),
+        for_both("its gradients, GB", lambda name: gradient_bytes / 1e9),
+        for_both("a machine sends 2 · 7/8 of that, GB", lambda name: sent / 1e9),
+        for_both("its card would need, s", lambda name: sent / CARD[name]),
+        for_both("measured all-reduce, s", message.__getitem__),
+        for_both("step: compute + all-reduce, s", lambda name: compute + message[name]),
+        [
+            f"samples a second: {GPUS} · {BATCH} ÷ step",
+            *(f"{guess[name]:.0f}" for name in CARD),
+        ],
+        ["measured", *(f"{rates[name, GPUS]:.0f}" for name in CARD)],
+    ],
+    ["", "10 Gb/s", "100 Gb/s"],
+    "lrr",
+)
+
+# %% name="sum-values"
+record(
+    slower_gradients_gb=gradient_bytes / 1e9,
+    slower_step_times=(compute + message[SLOW]) / compute,
+    slower_message_s=message[SLOW],
+)
+
+# %% [markdown]
+# ## Every training without overlap
+
+# %% name="trainings"
+MARKERS = {"ResNet-50": "o", "BERT-Base": "s", "BERT-Large": "^"}
+fig, axes = plt.subplots(figsize=(4.6, 3.4))
+for model, marker in MARKERS.items():
+    for name, label in ((SLOW, "10 Gb/s"), (FAST, "100 Gb/s")):
+        own = [each for each in predictions.plain_training() if each.setup == f"{model}, {name}"]
+        axes.plot(
+            [each.predicted for each in own],
+            [each.measured for each in own],
+            marker,
+            color=RANK_COLORS[list(MARKERS).index(model)],
+            fillstyle="none" if name == SLOW else "full",
+            label=f"{model}, {label}",
+        )
+ends = [20, 12_000]
+axes.plot(ends, ends, color=LINE, linewidth=1, zorder=0)
+axes.set(xscale="log", yscale="log", xlabel="predicted, samples/s", ylabel="measured, samples/s")
+fig.legend(loc="outside lower center", ncols=2)
+figure(fig)
+
+# %% [markdown]
+# ## Two levels
+#
+# An all-reduce inside each node, one between nodes: four nodes of eight B200, 4 GiB, from data
+# sheets, and measured.
+
+# %% name="two-levels"
+low, high = predictions.two_levels()
+record(
+    two_levels_inside_ms=1e3 * (high - low),
+    two_levels_low_ms=1e3 * low,
+    two_levels_high_ms=1e3 * high,
+    two_levels_measured_ms=1e3 * curve_of("b200_32gpu").seconds[4 * GIB],
+)
+
+# %% [markdown]
+# ## A job on two nodes
+#
+# A model of 1.3 billion parameters, 4,096 tokens on each H100, which reaches 40 % of its peak. The
+# nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of 100 Gb/s.
+
+# %% name="job"
+PARAMETERS, TOKENS, REACHED = 1_300_000_000, 4096, 0.4
+COMPUTE = 6 * PARAMETERS * TOKENS / (REACHED * PEAK)
+EIGHT_CARDS = NODES["DGX H100"]
+ONE_CARD = gpu_node(450e9, 100e9 / 8, cards=1, hop=25e-6)
+
+
+def bucket_bytes(total: int, cap: int) -> list[int]:
+    """Of a large model. DDP's first bucket has 1 MiB, unless you choose a size."""
+    first = MIB if cap == 25 * MIB else cap
+    full, last = divmod(total - first, cap)
+    return [first, *[cap] * full, last]
+
+
+def step(
+    gpus: int, nodes: Network, gradient: int = 4, batches: int = 1, cap: int = 25 * MIB
+) -> Step:
+    """A step of `gpus` GPUs. Compute is the seconds of one micro-batch, measured or by FLOPs."""
+    sizes = bucket_bytes(gradient * PARAMETERS, cap)
+    layers = even_layers(sizes, COMPUTE / 3, COMPUTE * 2 / 3)
+
+    def all_reduce(size: float) -> float:
+        return nodes.all_reduce_seconds(size, gpus)
+
+    return simulate(layers, all_reduce, micro_batches=batches)
+
+
+# %% name="job-table"
+DATA = 26e9  # tokens to train on
+
+
+def hours(gpus: int, each: Step) -> float:
+    return DATA / (gpus * TOKENS) * each.seconds / 3600
+
+
+JOBS = [
+    ("one GPU", EIGHT_CARDS, [1]),
+    ("one node", EIGHT_CARDS, [8]),
+    ("eight cards", EIGHT_CARDS, [16, 64, 256]),
+    ("one card", ONE_CARD, [16, 64, 256]),
+]
+jobs = {(name, gpus): step(gpus, nodes) for name, nodes, sizes in JOBS for gpus in sizes}
 table(
     [
         [
-            each.setup.removeprefix(f"{MODEL}, ").split()[0],
-            each.what.split()[0],
-            f"{each.predicted:.0f}",
-            f"{each.measured:.0f}",
-            f"{100 * each.error:+.0f}",
+            name,
+            gpus,
+            f"{1e3 * each.communication:.0f}",
+            f"{1e3 * each.seconds:.0f}",
+            f"{100 * scaling_efficiency(each.compute, each.seconds):.0f}",
+            f"{hours(gpus, each):.1f}",
+            f"{gpus * hours(gpus, each):,.0f}",
         ]
-        for each in predictions.plain_training()
-        if each.setup.startswith(MODEL)
+        for (name, gpus), each in jobs.items()
     ],
-    ["link", "GPUs", "predicted", "measured", "error, %"],
-    "lrrrr",
+    ["between nodes", "GPUs", "messages, ms", "step, ms", "efficiency, %", "hours", "GPU-hours"],
+    "lrrrrrr",
 )
-[alone] = [
-    row
-    for row in measurements.read("data_parallel_10gbe_100gb_32gpu")
-    if (row["model"], row["link_between_nodes"], row["method"]) == (MODEL, SLOW, "BSP-A2A")
-    and row["gpus"] == 1
-]
-gradient_bytes = 4 * predictions.GRADIENTS[MODEL]
-slow_link = curve_of(predictions.LINKS[SLOW]).fit()
+fast, slow, node = jobs["eight cards", 16], jobs["one card", 16], jobs["one node", 8]
+assert fast.exposed < 0.01 * fast.compute, "two good nodes hide the messages"
+assert slow.seconds > 2 * node.seconds, "two nodes are slower than one"
+
+# %% name="job-values"
 record(
-    slower_gradients_mb=gradient_bytes / 1e6,
-    slower_compute_s=alone["batch_per_gpu"] / alone["samples_per_s_total"],
-    slower_message_s=slow_link.all_reduce_seconds(gradient_bytes, 8),
+    job_billions=PARAMETERS / 1e9,
+    job_tokens=TOKENS,
+    job_data_billions=DATA / 1e9,
+    job_reached=100 * REACHED,
+    job_compute_ms=1e3 * COMPUTE,
+    job_backward_ms=1e3 * COMPUTE * 2 / 3,
+    job_gradients_gb=4 * PARAMETERS / 1e9,
+    job_sheet_ms=1e3 * 4 * PARAMETERS * volume("ring", 16) / INFINIBAND,
+    job_messages_ms=1e3 * fast.communication,
+    job_step_ms=1e3 * fast.seconds,
+    job_slow_sheet_ms=1e3 * 4 * PARAMETERS * volume("ring", 16) / (100e9 / 8),
+    job_slow_messages_ms=1e3 * slow.communication,
+    job_slower=slow.seconds / (2 * node.seconds),
 )
+
+# %% [markdown]
+# ## What helps where the messages take too long
+
+# %% name="remedies"
+REMEDIES = {
+    "as it is": {},
+    "buckets of 100 MiB": {"cap": 100 * MIB},
+    "gradients in bf16": {"gradient": 2},
+    "accumulation of 4": {"batches": 4},
+    "all three": {"cap": 100 * MIB, "gradient": 2, "batches": 4},
+}
+PLACES = {"16 GPUs, one card": (16, ONE_CARD), "256 GPUs, eight cards": (256, EIGHT_CARDS)}
+
+
+def kept(each: Step) -> float:
+    return 100 * scaling_efficiency(each.compute, each.seconds)
+
+
+helped = {
+    (name, place): kept(step(*PLACES[place], **how))
+    for name, how in REMEDIES.items()
+    for place in PLACES
+}
+table(
+    [[name, *(f"{helped[name, place]:.0f}" for place in PLACES)] for name in REMEDIES],
+    ["efficiency, %", *PLACES],
+    "lrr",
+)
+for place in PLACES:
+    assert helped["all three", place] == max(helped[name, place] for name in REMEDIES)

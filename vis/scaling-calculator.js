@@ -18,11 +18,13 @@ const GPUS = [
   { name: "H100 SXM, NVLink 4", peak: 989.5, inside: 360, switch: 292.5, hop: 0.6 },
   { name: "A100 SXM, NVLink 3", peak: 312, inside: 240, switch: 0, hop: 0.6 },
 ];
+const ONE_CARD = { card: 11.875, cards: 1, wire: 25 };
 const NETWORKS = [
   { name: "8 × 400 Gb/s InfiniBand", card: 47.5, cards: 8, wire: 5 },
   { name: "8 × 200 Gb/s InfiniBand", card: 23.75, cards: 8, wire: 5 },
   { name: "8 × 400 Gb/s EFA", card: 47.5, cards: 8, wire: 25 },
   { name: "4 × 100 Gb/s EFA", card: 11.875, cards: 4, wire: 73 },
+  { name: "1 × 100 Gb/s Ethernet", ...ONE_CARD },
 ];
 const SWITCH_ALPHA = 3.4e-6;
 
@@ -181,14 +183,25 @@ export const SIZINGS = [
     },
   },
   {
-    title: "1.3 billion parameters, 8 to 1,024 GPUs",
-    inputs: { parameters: 1300, tokens: 2048, ranks: 1024, spread: 2 },
+    title: "1.3 billion parameters on two nodes",
+    inputs: { parameters: 1300, tokens: 4096, ranks: 16 },
     says: (inputs) => {
       const row = (ranks, more = {}) => step({ ...inputs, ...more }, ranks);
-      const each = [8, 128, 1024].map((ranks) =>
-        `${duration(hours(26e9, row(ranks)))} on ${ranks.toLocaleString("en")} (efficiency ${percent(row(ranks).efficiency)})`);
-      return `With 2,048 tokens on each GPU and ranks that differ by 2 %, 26 billion tokens take ${each.join(", ")}. ` +
-        `Four micro-batches per step raise the last one to ${percent(row(1024, { batches: 4 }).efficiency)}, if the larger batch still learns.`;
+      const each = [8, 16, 64, 256].map((ranks) =>
+        `${duration(hours(26e9, row(ranks)))} on ${ranks} (efficiency ${percent(row(ranks).efficiency)})`);
+      return `26 billion tokens take ${each.join(", ")}. ` +
+        `Buckets of 100 MiB raise the last one to ${percent(row(256, { bucket: 100 }).efficiency)}.`;
+    },
+  },
+  {
+    title: "the same with one card of 100 Gb/s",
+    inputs: { parameters: 1300, tokens: 4096, ranks: 16, ...ONE_CARD },
+    says: (inputs) => {
+      const [node, both] = [step(inputs, 8), step(inputs, 16)];
+      const mended = step({ ...inputs, gradient: 2, batches: 16 }, 16);
+      return `26 billion tokens take ${duration(hours(26e9, node))} on one node and ${duration(hours(26e9, both))} on two: ` +
+        "two are slower than one. Gradients of two bytes and 16 micro-batches per step " +
+        `raise the efficiency from ${percent(both.efficiency)} to ${percent(mended.efficiency)}, if the larger batch still learns.`;
     },
   },
 ];

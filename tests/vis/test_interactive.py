@@ -929,11 +929,13 @@ def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
     expect(page.locator(".worked")).to_contain_text("Ten billion tokens take 15 hours on one H100")
     page.get_by_role("link", name="1.3 billion parameters").focus()
     page.keyboard.press("Enter")
-    expect(page.locator(".worked")).to_contain_text("on 1,024 (efficiency")
+    expect(page.locator(".worked")).to_contain_text("8.9 hours on 16 (efficiency")
     expect(page.get_by_role("link", name="1.3 billion parameters")).to_be_focused()
-    assert page.get_by_role("slider").get_attribute("aria-valuetext") == "1,024"
+    assert page.get_by_role("slider").get_attribute("aria-valuetext") == "16"
     page.get_by_label("Parameters").fill("1301")
     expect(page.locator(".worked")).to_be_hidden()
+    page.get_by_role("link", name="one card").click()
+    expect(page.locator(".worked")).to_contain_text("two are slower than one")
 
 
 def test_the_tuner_follows_its_controls(page: Page) -> None:
