@@ -3,37 +3,23 @@
 #
 # Gradients of the stages' language model travel in buckets, while backward still computes the rest.
 # This run records one such backward pass, averages by hand and compares, counts when each bucket
-# can leave, watches PyTorch and miniddp change their buckets after the first pass, measures memory,
-# time and what each communication hook sends, and shows what an order that differs between ranks
-# does.
+# can leave, watches PyTorch and miniddp change their buckets after the first pass, measures memory
+# and what each communication hook sends, and shows what an order that differs between ranks does.
 
 # %% name="setup"
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 from unittest import mock
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
 from torch.futures import Future
 
 import miniddp
-from book import (
-    FOREGROUND,
-    RANK_COLORS,
-    figure,
-    provenance,
-    record,
-    show_ranks,
-    table,
-    timeline,
-)
+from book import provenance, record, show_ranks, table, timeline
 from instruments.timeline import Timeline
 from miniddp.bucket import MIB, plan_buckets
 from miniddp.hooks import (
@@ -109,8 +95,8 @@ record(timeline_buckets=len(passes[0][1]), timeline_cap=TIMELINE_CAP)
 # %% [markdown]
 # ## A plan on paper
 #
-# Three layers, 6,928 bytes of gradients. The caps are 512 bytes for the first bucket and 4,096
-# bytes for the others.
+# The three buckets of the chapter's picture: three layers, 6,928 bytes of gradients, and caps of
+# 512 bytes for the first bucket, 4,096 for the others.
 
 
 # %% name="plan"
@@ -627,87 +613,4 @@ record(
     power_rank1_average=tried["PowerSGD 1"][2],
     bf16_over_fp16=tried["bf16"][1] / tried["fp16"][1],
     hook_passes=PASSES,
-)
-
-# %% [markdown]
-# ## How large a bucket
-#
-# Forward, backward and synchronisation of the stages' model, without an optimizer. A cap of 0 makes
-# a bucket for each gradient, as in stage 6. Each round takes every variant once; the order rotates.
-# The time is that of the slower rank, over that of torch's class with a hook that sends nothing.
-
-# %% name="sweep"
-CAPS = [0, 0.25, 0.75, 2, 25]
-ROUNDS = 9 if device().type == "cpu" else 15
-
-
-def variants() -> dict[str, nn.Module]:
-    """Every way to synchronise, each with a model of its own."""
-    found: dict[str, nn.Module] = {"simple": miniddp.SimpleDDP(build()), "noop": Torch(build())}
-    found["noop"].register_comm_hook(None, debugging_hooks.noop_hook)
-    for cap in CAPS:
-        for kind, wrap in CLASSES.items():
-            found[f"{kind} {cap}"] = wrap(build(), bucket_cap_mb=cap)
-    return found
-
-
-def seconds_of_step(ddp: nn.Module, batch: dict[str, Tensor]) -> float:
-    ddp.zero_grad()
-    dist.barrier()
-    start = time.perf_counter()
-    ddp(**batch).loss.backward()
-    if isinstance(ddp, miniddp.SimpleDDP):
-        ddp.sync_gradients()
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-    dist.all_reduce(took, dist.ReduceOp.MAX)
-    return took.item()
-
-
-def measure(rank: int) -> dict[str, list[float]]:
-    torch.set_num_threads(1)
-    models, batch = variants(), batch_of(rank)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    warm_up = 2
-    for number in range(warm_up + ROUNDS):
-        order = list(models)[number % len(models) :] + list(models)[: number % len(models)]
-        for name in order:
-            took = seconds_of_step(models[name], batch)
-            if number >= warm_up:
-                seconds[name].append(took)
-    return seconds
-
-
-measured = miniddp.run_ranks(measure, 2, timeout=300)[0]
-
-
-def over_noop(name: str) -> list[float]:
-    """Quartiles, over the rounds, of one time over that of the same round with nothing sent."""
-    pairs = zip(measured[name], measured["noop"], strict=True)
-    return statistics.quantiles((a / b for a, b in pairs), n=4)
-
-
-fig, axes = plt.subplots()
-axes.axhline(1, color=FOREGROUND, linestyle="-.", label="nothing sent")
-axes.axhline(over_noop("simple")[1], color=FOREGROUND, linestyle=":", label="SimpleDDP")
-for kind, color, style, marker, shift in (
-    ("torch", RANK_COLORS[1], "--", "s", -0.05),
-    ("miniddp", RANK_COLORS[0], "-", "o", 0.05),
-):
-    low, middle, high = zip(*(over_noop(f"{kind} {cap}") for cap in CAPS), strict=True)
-    places_of = [shift + place for place in range(len(CAPS))]
-    axes.plot(places_of, middle, style, marker=marker, color=color, label=kind)
-    axes.vlines(places_of, low, high, color=color)
-axes.set_xticks(range(len(CAPS)), [f"{cap:g}" for cap in CAPS])
-axes.set(xlabel="bucket_cap_mb", ylabel="time per step, nothing sent = 1", ylim=(0, None))
-axes.legend(ncols=2, loc="lower left")
-figure(fig)
-
-# %% name="sweep-values"
-record(
-    rounds=ROUNDS,
-    over_noop_simple=over_noop("simple")[1],
-    over_noop_each=over_noop("miniddp 0")[1],
-    over_noop_best=min(over_noop(f"miniddp {cap}")[1] for cap in CAPS),
 )

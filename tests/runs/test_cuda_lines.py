@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-import miniddp
 from instruments import clock, flops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,14 +125,8 @@ class Model(nn.Module):
         return SimpleNamespace(loss=(self.weight * inputs).sum())
 
 
-BATCH = {"inputs": torch.ones(3)}
-
-
 def test_times_wait_for_the_gpu(asked: list[str]) -> None:
     timed: list[Callable[[], object]] = [
-        lambda: part_of("runs/07-buckets.py", "seconds_of_step").seconds_of_step(
-            miniddp.SimpleDDP(Model()), BATCH
-        ),
         lambda: part_of("runs/08-accumulation.py", "seconds_of").seconds_of(
             Model(), lambda *_: None, []
         ),
@@ -146,7 +139,6 @@ def test_times_wait_for_the_gpu(asked: list[str]) -> None:
 
 
 def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
-    assert part_of("runs/07-buckets.py", "ROUNDS").ROUNDS == 15
     assert part_of("runs/15-memory.py", "SIZES").SIZES[-1] == "360m"
     profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
     assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
