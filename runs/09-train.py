@@ -2,19 +2,21 @@
 # # The whole script
 #
 # Two ranks train the language model with `stages/9_train.py`: beside one process, killed and
-# resumed, with a checkpoint that one rank saves alone. Then `miniddp.train` classifies sentence
-# pairs.
+# resumed, resumed without a part of the checkpoint, and with a checkpoint that one rank saves
+# alone. Then `miniddp.train` classifies sentence pairs.
 
 # %% name="setup"
 import itertools
 import os
 import re
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,11 +25,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+from matplotlib.ticker import MaxNLocator
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import miniddp
 from book import data_dir, figure, provenance, record, show_ranks
-from miniddp.checkpoint import save
+from miniddp.checkpoint import random_state, save, set_random_state
 from miniddp.data import load_mrpc
 from miniddp.launch import RanksFailed
 from miniddp.process import device, init_process_group
@@ -76,13 +79,37 @@ show_death("8_accumulation", home)
 assert not list(home.iterdir())
 
 # %% [markdown]
+# ## Which lines of stage 9 know of other ranks
+
+# %% name="rank-lines"
+KNOWS = re.compile(r"dist\.|Distributed|ddp|no_sync|set_epoch|shard\(|global_mean|_process_group")
+functions = Path("stages/9_train.py").read_text().split("\ndef ")[1:]
+count = 0
+for function in functions:
+    name, *body = function.splitlines()
+    if lines := [line for line in body if KNOWS.search(line)]:
+        print(f"{name.partition('(')[0]}:", *(f"    {line.strip()}" for line in lines), sep="\n")
+    count += len(lines)
+record(rank_lines=count, all_lines=len(Path("stages/9_train.py").read_text().splitlines()))
+
+# %% [markdown]
 # ## The same loss curve
 
 
 # %% name="loss-curve"
-def train(rank: int, *options: str) -> list[float]:
+def load_without(part: str, read: Callable[..., int], path: Path, objects: Mapping) -> int:
+    """A checkpoint, after which one part is still as at the beginning of a training."""
+    beginning = random_state()
+    step = read(path, {name: found for name, found in objects.items() if name != part})
+    if part == "random states":
+        set_random_state(beginning)
+    return step
+
+
+def train(rank: int, forgotten: str, *options: str) -> list[float]:
     """With stage 9; this rank's losses of all steps."""
     script = load("9_train")
+    script["load"] = partial(load_without, forgotten, script["load"])
     losses, step = [], script["train_step"]
 
     def train_step(*arguments: Any) -> torch.Tensor:
@@ -95,9 +122,9 @@ def train(rank: int, *options: str) -> list[float]:
     return torch.stack(losses).tolist()
 
 
-def train_on(ranks: int, place: Path) -> tuple[list[float], str]:
+def train_on(ranks: int, place: Path, forgotten: str = "nothing") -> tuple[list[float], str]:
     """The mean losses, and what rank 0 printed."""
-    options = ["--checkpoints", str(place), "--every", str(EVERY)]
+    options = [forgotten, "--checkpoints", str(place), "--every", str(EVERY)]
     results = miniddp.run_ranks(train, ranks, *options, backend=None, timeout=900)
     return [statistics.mean(losses) for losses in zip(*results, strict=True)], results.outputs[0]
 
@@ -133,6 +160,7 @@ record(
 broken = home / "broken"
 show_death("9_train", broken, "--checkpoints", str(broken), "--every", str(EVERY))
 assert [path.name[-14:-12] for path in sorted(broken.iterdir())] == ["10", "20"]
+shutil.copytree(broken, home / "died")
 
 # %% name="resumed"
 resumed, text = train_on(2, broken)
@@ -140,14 +168,48 @@ first = STEPS - len(resumed)
 print("\n".join(line for line in text.splitlines() if "tokens a second" not in line))
 assert first == DEATH // EVERY * EVERY
 assert resumed == two[first:], "the same losses, bit for bit"
-digests = {}
-for name in ("undisturbed", "broken"):
-    _, digests[name] = read_state(home / name / f"step-{STEPS:08d}.safetensors")
+
+
+def digest_of(name: str) -> str:
+    """Of a training's last checkpoint."""
+    return read_state(home / name / f"step-{STEPS:08d}.safetensors")[1]
+
+
+digests = {name: digest_of(name) for name in ("undisturbed", "broken")}
 print()
 for name, digest in digests.items():
     print(f"step-{STEPS:08d} of the {name + ' training:':21} {digest[:16]}…")
 assert digests["undisturbed"] == digests["broken"]
 record(every=EVERY, death=DEATH, first_step=first, lost=DEATH - first)
+
+# %% [markdown]
+# ## Resumed without a part of the checkpoint
+#
+# From step 20 again, four times. Each time one part is not restored.
+
+# %% name="forgotten"
+changes = {}
+for part in ("optimizer", "sampler", "scheduler", "random states"):
+    shutil.copytree(home / "died", home / part)
+    losses, _ = train_on(2, home / part, forgotten=part)
+    changes[part] = [now - then for now, then in zip(losses, resumed, strict=True)]
+assert min(changes["optimizer"]) > -0.01, "worse, or equal as in the first step"
+assert max(changes["optimizer"]) > 0.05
+assert any(changes["sampler"])
+assert not any(changes["scheduler"] + changes["random states"]), "no warm-up, no dropout"
+
+fig, axes = plt.subplots()
+steps = range(first + 1, STEPS + 1)
+axes.plot(steps, changes["random states"], color="gray", label="schedule; random states")
+axes.plot(steps, changes["optimizer"], "o-", label="optimizer")
+axes.plot(steps, changes["sampler"], "s--", label="sampler")
+axes.set(xlabel="step", ylabel="loss − undisturbed loss")
+axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+fig.legend(loc="outside upper left", title="not restored:")
+figure(fig)
+
+# %% name="forgotten-values"
+record(without_optimizer=max(changes["optimizer"]))
 
 # %% [markdown]
 # ## A checkpoint that rank 0 saves alone
