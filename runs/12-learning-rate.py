@@ -16,19 +16,85 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import miniddp
 from book import LINE, MUTED, figure, provenance, record, table
 from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
+from miniddp.text import build_language_model, load_text
 
 provenance(device="cpu", world_size=1, backend=None)
-torch.set_num_threads(1)
+
+# %% [markdown]
+# ## The stages' language model, with AdamW
+#
+# One process with the joined batch stands in for the ranks: the optimizer sees no difference. Every
+# training sees equally many sequences, those of stage 9's 183 steps.
+
+# %% name="language"
+LM_BATCH, LM_RATE, LM_STEPS = 36, 3e-3, 183
+LM_RULES = [lambda k: 1.0, math.sqrt, float]
+text, other_text = load_text()
+
+
+def train_language_model(k: int, factor: float) -> float:
+    """With k times the batch and that many times the rate: the loss on other text."""
+    miniddp.set_seed(0)
+    model = build_language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LM_RATE * factor)
+    seen = LM_STEPS // k * k * LM_BATCH
+    order = torch.cat([torch.randperm(len(text)) for _ in range(1 + seen // len(text))])
+    for batch in order[:seen].split(k * LM_BATCH):
+        for part in batch.split(LM_BATCH):
+            (model(input_ids=text[part], labels=text[part]).loss / k).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return model(input_ids=other_text, labels=other_text).loss.item()
+
+
+language = {
+    k: {factor: train_language_model(k, factor) for factor in {rule(k): None for rule in LM_RULES}}
+    for k in (1, 4, 16)
+}
+for k, by_rate in language.items():
+    assert by_rate[math.sqrt(k)] == min(by_rate.values()), "the square root is the best of three"
+    assert min(by_rate.values()) >= language[1][1], "and fewer steps cost something"
+
+# %% name="language-same"
+table(
+    [[k, k * LM_BATCH, LM_STEPS // k, f"{by_rate[1]:.2f}"] for k, by_rate in language.items()],
+    ["GPUs", "batch", "steps", "loss"],
+    "rrrr",
+)
+
+# %% name="language-rates"
+table(
+    [
+        [k, k * LM_BATCH, LM_STEPS // k, *(f"{by_rate[rule(k)]:.2f}" for rule in LM_RULES)]
+        for k, by_rate in language.items()
+    ],
+    ["GPUs, k", "batch", "steps", "rate × 1", "rate × √k", "rate × k"],
+    "rrrrrr",
+)
+record(
+    lm_batch=LM_BATCH,
+    lm_steps=LM_STEPS,
+    lm_sequences=LM_BATCH * LM_STEPS,
+    lm_thousandths=1e3 * LM_RATE,
+    lm_batch_16=16 * LM_BATCH,
+    lm_steps_16=LM_STEPS // 16,
+    lm_guess_16=1e3 * square_root_scaling(LM_RATE, LM_BATCH, 16 * LM_BATCH),
+    lm_loss=language[1][1],
+    lm_same_16=language[16][1],
+    lm_root_16=language[16][4],
+)
 
 # %% [markdown]
 # ## A classifier, with SGD
 #
-# It learns from noisy labels, and every training sees the same samples once. One process with the
-# joined batch stands in for the ranks: the optimizer sees no difference.
+# It learns from noisy labels, and every training sees the same samples once.
 
 # %% name="task"
+torch.set_num_threads(1)
 INPUTS, CLASSES, HIDDEN, SAMPLES, BASE, SEEDS = 32, 10, 64, 8192, 8, 3
 RATE = 0.05
 
@@ -113,17 +179,6 @@ sgd = {
 same, linear, warm = sgd.values()
 assert same[2] - same[0] > 3 * abs(linear[2] - linear[0]), "at 4 times the batch the rule helps"
 assert linear[-1] - linear[0] > 0.2, "at 64 times the batch it does not keep up"
-
-# %% name="same-rate"
-table(
-    [
-        [k, k * BASE, SAMPLES // (k * BASE), f"{loss:.2f}"]
-        for k, loss in zip(FACTORS, same, strict=True)
-        if k in (1, 4, 16, 64)
-    ],
-    ["ranks", "batch", "steps", "loss"],
-    "rrrr",
-)
 
 # %% name="rates"
 fig, axes = plt.subplots()
@@ -294,3 +349,76 @@ record(
     batch_most=FACTORS[-1] * BASE,
 )
 table(rows, ["batch", "distance, measured", "√(noise scale / batch)"], "rrr")
+
+# %% [markdown]
+# ## The steps to a loss
+#
+# Every batch trains with five rates, always on samples that it has not seen, until the loss on
+# other samples has fallen to the target. The best of the rates counts.
+
+# %% name="steps"
+TARGET, RATES = 1.45, [0.05 * 2**i for i in range(5)]
+BATCHES = [BASE * 2**i for i in range(8)]
+fresh_points = points(2**16, 3)
+
+
+def steps_to_target(seed: int, batch: int, rate: float) -> float:
+    model = classifier(seed)
+    optim = torch.optim.SGD(model.parameters(), lr=rate)
+    pairs = list(zip(*(each.split(batch) for each in fresh_points), strict=True))
+    for step in range(1, 1000):
+        inputs, labels = pairs[step % len(pairs)]
+        cross_entropy(model(inputs), labels).backward()
+        optim.step()
+        optim.zero_grad()
+        if step % 4 == 0 and test_loss(model) <= TARGET:
+            return step
+    return math.inf
+
+
+steps = [
+    min(
+        statistics.mean(steps_to_target(seed, batch, rate) for seed in range(SEEDS))
+        for rate in RATES
+    )
+    for batch in BATCHES
+]
+
+# %% [markdown]
+# The curve `fewest * (1 + critical / batch)` that comes nearest to them, by relative distances.
+
+# %% name="steps-figure"
+taken = torch.tensor(steps).unsqueeze(1)
+terms = torch.tensor([[1, 1 / batch] for batch in BATCHES]) / taken
+fewest, slope = torch.linalg.lstsq(terms, torch.ones_like(taken)).solution.flatten().tolist()
+critical = slope / fewest
+assert scale_start / 2 < critical < 2 * scale_end, "the noise in the gradients predicts it"
+
+fig, axes = plt.subplots()
+axes.plot(BATCHES, steps, "o", color="C0", label="measured")
+axes.plot(BATCHES, [fewest * (1 + critical / b) for b in BATCHES], "-", label="fitted")
+axes.plot(
+    BATCHES, [steps[0] * BASE / b for b in BATCHES], ":", color=MUTED, label="half for double"
+)
+axes.axvline(critical, color=LINE, linewidth=1)
+axes.set_xscale("log", base=2)
+axes.set_yscale("log", base=2)
+axes.set_xticks(BATCHES, labels=[str(b) for b in BATCHES])
+axes.set_yticks([16, 32, 64, 128, 256, 512], labels=["16", "32", "64", "128", "256", "512"])
+axes.set(xlabel="batch", ylabel="steps to the loss", ylim=(12, None))
+axes.legend()
+figure(fig)
+by_batch = dict(zip(BATCHES, steps, strict=True))
+record(
+    target=TARGET,
+    rates=len(RATES),
+    critical=critical,
+    fewest=fewest,
+    steps_8=by_batch[8],
+    steps_64=by_batch[64],
+    steps_512=by_batch[512],
+    samples_64=64 * by_batch[64],
+    samples_512=512 * by_batch[512],
+    fewer_steps=by_batch[64] / by_batch[512],
+    more_samples=512 * by_batch[512] / (64 * by_batch[64]),
+)
