@@ -14,6 +14,9 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from itertools import groupby, takewhile
+from operator import itemgetter
 from pathlib import Path
 
 from book import provenance, record, table
@@ -36,16 +39,29 @@ with tempfile.TemporaryDirectory() as folder:
     rows = json.loads(found.read_text())["rows"]
 
 # %% [markdown]
-# ## Kind by kind
+# ## What happens
 
 
 # %% name="survives"
-def survived(row: dict) -> str:
-    return f"{row['survived']} of {row['injected']}"
+def named_once(kinds: Sequence[str]) -> str:
+    """Kinds of fault, with the words once with which all of them begin."""
+    words = [kind.split() for kind in kinds]
+    alike = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+    shared = len(list(alike)) if len(words) > 1 else 0
+    return " ".join([*words[0][:shared], ", ".join(" ".join(rest[shared:]) for rest in words)])
 
 
+grouped = [list(alike) for _, alike in groupby(rows, key=itemgetter("what_happens"))]
 table(
-    [[row["kind"], survived(row), row["most_steps_again"], row["what_happens"]] for row in rows],
+    [
+        [
+            named_once([row["kind"] for row in alike]),
+            f"{sum(row['survived'] for row in alike)} of {sum(row['injected'] for row in alike)}",
+            max(row["most_steps_again"] for row in alike),
+            alike[0]["what_happens"],
+        ]
+        for alike in grouped
+    ],
     columns=["fault", "survived", "most steps done twice", "what happens"],
     align=["l", "r", "r", "l"],
 )
