@@ -218,15 +218,13 @@ def bucket_bytes(total: int, cap: int) -> list[int]:
     return [first, *[cap] * full, last]
 
 
-def step(
-    gpus: int, nodes: Network, gradient: int = 4, batches: int = 1, cap: int = 25 * MIB
-) -> Step:
-    """A step of `gpus` GPUs. Compute is the seconds of one micro-batch, measured or by FLOPs."""
-    sizes = bucket_bytes(gradient * PARAMETERS, cap)
+def step(gpus: int, nodes: Network, cap=25 * MIB, sent=4, batches=1) -> Step:
+    """A step of `gpus` GPUs in which each gradient travels as `sent` bytes."""
+    sizes = bucket_bytes(4 * PARAMETERS, cap)
     layers = even_layers(sizes, COMPUTE / 3, COMPUTE * 2 / 3)
 
     def all_reduce(size: float) -> float:
-        return nodes.all_reduce_seconds(size, gpus)
+        return nodes.all_reduce_seconds(size * sent / 4, gpus)
 
     return simulate(layers, all_reduce, micro_batches=batches)
 
@@ -240,7 +238,6 @@ def hours(gpus: int, each: Step) -> float:
 
 
 JOBS = [
-    ("one GPU", EIGHT_CARDS, [1]),
     ("one node", EIGHT_CARDS, [8]),
     ("eight cards", EIGHT_CARDS, [16, 64, 256]),
     ("one card", ONE_CARD, [16, 64, 256]),
@@ -251,8 +248,8 @@ table(
         [
             name,
             gpus,
-            f"{1e3 * each.communication:.0f}",
-            f"{1e3 * each.seconds:.0f}",
+            f"{1e3 * each.communication:,.0f}",
+            f"{1e3 * each.seconds:,.0f}",
             f"{100 * scaling_efficiency(each.compute, each.seconds):.0f}",
             f"{hours(gpus, each):.1f}",
             f"{gpus * hours(gpus, each):,.0f}",
@@ -290,9 +287,9 @@ record(
 REMEDIES = {
     "as it is": {},
     "buckets of 100 MiB": {"cap": 100 * MIB},
-    "gradients in bf16": {"gradient": 2},
+    "gradients in bf16": {"sent": 2},
     "accumulation of 4": {"batches": 4},
-    "all three": {"cap": 100 * MIB, "gradient": 2, "batches": 4},
+    "all three": {"cap": 100 * MIB, "sent": 2, "batches": 4},
 }
 PLACES = {"16 GPUs, one card": (16, ONE_CARD), "256 GPUs, eight cards": (256, EIGHT_CARDS)}
 

@@ -288,7 +288,7 @@ function calculator(inputs, complaint = null) {
     html("fieldset", { class: "group link" }, html("legend", {}, "Between nodes"), network.element,
       field("card", "A card", "GB/s"), field("cards", "Cards per node"), field("wire", "Latency", "µs"),
       html("p", { class: "note" }, "What a program reaches, 0.95 of the data sheet. A node sends what all its cards send together.")),
-    html("details", { class: "group", open: true }, html("summary", {}, "What slows compute"),
+    html("details", { class: "group", open: inputs.spread + inputs.stolen > 0 }, html("summary", {}, "What slows compute"),
       html("div", { class: "group" }, field("spread", "Ranks differ by", "%"), field("stolen", "Messages take of compute", "%")),
       html("p", { class: "note" }, "A step waits for its slowest rank: the more ranks, the later. The spread is a standard deviation, of exponential delays.")));
 
