@@ -62,7 +62,7 @@ for k, by_rate in language.items():
 # %% name="language-same"
 table(
     [[k, k * LM_BATCH, LM_STEPS // k, f"{by_rate[1]:.2f}"] for k, by_rate in language.items()],
-    ["GPUs", "batch", "steps", "loss"],
+    ["ranks", "batch", "steps", "loss"],
     "rrrr",
 )
 
@@ -72,7 +72,7 @@ table(
         [k, k * LM_BATCH, LM_STEPS // k, *(f"{by_rate[rule(k)]:.2f}" for rule in LM_RULES)]
         for k, by_rate in language.items()
     ],
-    ["GPUs, k", "batch", "steps", "rate × 1", "rate × √k", "rate × k"],
+    ["ranks, k", "batch", "steps", "rate × 1", "rate × √k", "rate × k"],
     "rrrrrr",
 )
 record(
