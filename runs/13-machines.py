@@ -610,7 +610,7 @@ def sleep_a_little(rank: int) -> None:
 PATIENCE = 20
 said = miniddp.run_ranks(sleep_a_little, 3, timeout=200).outputs
 assert said[0].startswith("rank 1 is slow")
-print(narrow(said[0]))
+print(said[0].strip())
 record(sleep_ms=round(1000 * SLEEP))
 
 
@@ -632,7 +632,7 @@ def be_stuck(rank: int) -> None:
 said = miniddp.run_ranks(be_stuck, 3, timeout=300).outputs[0]
 named = re.search(r"the others wait for rank 1 \(in \S+:\d+ in read_from_a_dead_disk\)", said)
 assert named, said
-print(narrow(re.sub(r"\S+:\d+", "13-machines.py", named[0])))  # a notebook has other lines
+print(re.sub(r"\S+:\d+", "13-machines.py:…", named[0]))  # a notebook has other lines
 
 # %% [markdown]
 # ## What a failed rank leaves behind
