@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import random
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -139,7 +140,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise ValueError("another training is using it") from error
         for unfinished in Path(folder).glob("step-*.unfinished"):
-            unfinished.unlink()
+            shutil.rmtree(unfinished)
 
     with ExitStack() as held:
         succeed_together(lock, CheckpointError, f"cannot use {folder}: ")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import safetensors.torch
@@ -34,14 +35,12 @@ def write_state(path: Path, state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, "state", tensors))
     header = {"state": _digest(structure, tensors) + structure}
-    name = f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.unfinished"
-    unfinished = path.with_name(name)  # of no other process, on any machine
-    try:
+    own = f"{path.name}.", path.parent, True  # a folder of no other process
+    with TemporaryDirectory(".unfinished", *own) as folder:
+        unfinished = Path(folder) / path.name
         safetensors.torch.save_file(tensors, unfinished, header)
         _force_to_disk(unfinished)
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not every file system does that
         _force_to_disk(path.parent)
 

@@ -261,7 +261,7 @@ def test_file_and_folder_are_forced_to_the_disk_around_the_renaming(tmp_path, mo
     )
     write_state(tmp_path / "a", "new")
     unfinished, *rest = events
-    assert re.fullmatch(rf"{tmp_path}/a\..*\.unfinished", unfinished)
+    assert re.fullmatch(rf"{tmp_path}/a\..*\.unfinished/a", unfinished)
     assert rest == ["rename", str(tmp_path)]
 
 
@@ -662,11 +662,22 @@ def test_a_full_disk_leaves_the_old_checkpoint(small_disk):
     assert read_state(small_disk / "step-00000001.safetensors")[0]["step"] == 1
 
 
-def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(tmp_path):
+@pytest.mark.parametrize("moment", ["safetensors writes", "fsync"])
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(tmp_path, moment):
+    def kill(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_a_file_of_its_own(_, path, __):
+        path.with_name(".tmp1a").touch()
+        kill()
+
     def killed(rank):
         save_small(rank, tmp_path)
         monkey = pytest.MonkeyPatch()
-        monkey.setattr(os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        if moment == "fsync":
+            monkey.setattr(os, "fsync", kill)
+        else:
+            monkey.setattr(safetensors.torch, "save_file", write_a_file_of_its_own)
         save_small(rank, tmp_path, step=2)
 
     with pytest.raises(RanksFailed, match="SIGKILL"):

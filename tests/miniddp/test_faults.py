@@ -327,7 +327,7 @@ def is_free(folder: Path) -> bool:
 
 def test_a_folder_that_another_training_uses_is_refused_until_that_has_ended(tmp_path):
     options = replace(TINY, steps=1, checkpoint=str(tmp_path))
-    (tmp_path / "step-00000007.safetensors.1-a.unfinished").touch()
+    (tmp_path / "step-00000007.safetensors.1-a.unfinished").mkdir()
     with checkpoint_lock(tmp_path):
         found = run_training(lambda rank: error(options), 2)
         assert names(tmp_path) == ["step-00000007.safetensors.1-a.unfinished"]
