@@ -7,6 +7,7 @@
 # gives for it.
 
 # %% name="setup"
+import math
 import os
 import re
 import runpy
@@ -298,9 +299,16 @@ WAYS = {
     "tree": tree_all_reduce_seconds,
 }
 RANKS = (2, 8, 64, 1024)
+
+
+def three_digits(value: float) -> str:
+    places = 2 - math.floor(math.log10(value))
+    return f"{round(value, places):,.{max(places, 0)}f}"
+
+
 table(
     [
-        [size, name, *(f"{1e3 * seconds(num_bytes, ranks, LINK):,.2f}" for ranks in RANKS)]
+        [size, name, *(three_digits(1e3 * seconds(num_bytes, ranks, LINK)) for ranks in RANKS)]
         for size, num_bytes in (("4 kB", 4e3), ("100 MB", 1e8))
         for name, seconds in WAYS.items()
     ],

@@ -217,29 +217,7 @@ assert all("different" in text for text in accumulated.outputs)
 show_ranks(accumulated)
 
 # %% [markdown]
-# ### The hook that counts and never begins again
-#
-# The other kind of hook sees all that has accumulated. This one is right in the first step.
-
-
-# %% name="bug-counter"
-def reduce_the_sum(model: nn.Module) -> None:
-    calls = dict.fromkeys(model.parameters(), 0)
-
-    def hook(parameter: Tensor) -> None:
-        calls[parameter] += 1
-        if calls[parameter] == MICRO_BATCHES:
-            parameter.grad /= dist.get_world_size()
-            dist.all_reduce(parameter.grad)
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
-
-
-counted = miniddp.run_ranks(train_with, 2, reduce_the_sum, MICRO_BATCHES)
-assert all(kinds(origins) == MEAN + (STEPS - 1) * OWN for origins in counted)
-assert all("different" in text for text in counted.outputs)
-show_ranks(counted)
+# The other kind of hook sees all that has accumulated.
 
 
 # %% name="fix-counter"

@@ -360,8 +360,8 @@ def reduce_in_the_fourth(parameter: nn.Parameter) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:
-            dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad)
 
     parameter.register_post_accumulate_grad_hook(hook)
 
