@@ -29,7 +29,7 @@ from matplotlib.ticker import MaxNLocator
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import miniddp
-from book import data_dir, figure, provenance, record, show_ranks
+from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks
 from miniddp.checkpoint import random_state, save, set_random_state
 from miniddp.data import load_mrpc
 from miniddp.launch import RanksFailed
@@ -200,9 +200,9 @@ assert not any(changes["scheduler"] + changes["random states"]), "no warm-up, no
 
 fig, axes = plt.subplots()
 steps = range(first + 1, STEPS + 1)
-axes.plot(steps, changes["random states"], color="gray", label="schedule; random states")
-axes.plot(steps, changes["optimizer"], "o-", label="optimizer")
-axes.plot(steps, changes["sampler"], "s--", label="sampler")
+axes.plot(steps, changes["random states"], color=FOREGROUND, label="schedule; random states")
+axes.plot(steps, changes["optimizer"], "o-", color=RANK_COLORS[0], label="optimizer")
+axes.plot(steps, changes["sampler"], "s--", color=RANK_COLORS[1], label="sampler")
 axes.set(xlabel="step", ylabel="loss − undisturbed loss")
 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 fig.legend(loc="outside upper left", title="not restored:")
