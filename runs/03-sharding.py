@@ -181,10 +181,10 @@ for world_size in range(2, 9):
         len(last_takes_the_rest(len(sequences), world_size, rank)) for rank in (0, world_size - 1)
     )
     steps = [length // (JOINED // world_size) for length in (first, last)]
-    verdict = "equal" if steps[0] == steps[1] else "waits"
+    verdict = "ends" if steps[0] == steps[1] else "hangs"
     rows.append([world_size, f"{first} and {last}", f"{steps[0]} and {steps[1]}", verdict])
-assert [row[-1] for row in rows] == ["equal"] * 6 + ["waits"]
-table(rows, ["ranks", "sequences", "batches", ""], align="rrrl")
+assert [row[-1] for row in rows] == ["ends"] * 6 + ["hangs"]
+table(rows, ["ranks", "sequences", "batches", "training"], align="rrrl")
 
 # %% [markdown]
 # ## Shards
@@ -375,12 +375,12 @@ for world_size in RANKS:
     assert summed == exact, "sums and counts, on any number of ranks"
 assert all(max(abs(value - exact) for value in way) > 0.01 for way in found.values())
 
-fig, axes = plt.subplots(figsize=(5.8, 3))
+fig, axes = plt.subplots(figsize=(5, 3))
 for (name, way), look in zip(found.items(), ("x-", "o--"), strict=True):
     axes.plot(RANKS, way, look, color=MUTED, markersize=4, linewidth=1, label=name)
 axes.axhline(exact, color=FOREGROUND, linewidth=3, label="sums and counts")
 axes.set(xlabel="ranks", ylabel="loss of one model")
-axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=3, columnspacing=1)
+axes.legend(loc="lower center", bbox_to_anchor=(0.44, 1), ncols=3, columnspacing=1)
 figure(fig)
 
 # %% name="padded-values"
