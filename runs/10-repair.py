@@ -437,16 +437,15 @@ def row_of(trial: Trial) -> list[str]:
     share = trial.avoidable
     bound = "–" if share is None else f"{1 / (1 - share):.2f}"
     if trial.failure:
-        return [f"{trial.measure.name}: did not run ({trial.failure})", bound, "–", "–", ""]
-    median = f"{statistics.median(trial.ratios):.2f}"
-    kept = "yes" if trial.kept else "no"
-    return [trial.measure.name, bound, median, middle_half(trial.ratios), kept]
+        return [f"{trial.measure.name}: did not run ({trial.failure})", bound, "–", ""]
+    brought = f"{statistics.median(trial.ratios):.2f} ({middle_half(trial.ratios)})"
+    return [trial.measure.name, bound, brought, "yes" if trial.kept else "no"]
 
 
 table(
     map(row_of, trials),
-    ["measure", "at most ×", "brought ×", "middle half", "kept"],
-    align="lrrrl",
+    ["measure", "at most ×", "brought ×", "kept"],
+    align="lrrl",
 )
 speedup = statistics.median(speedups)
 assert speedup > 1.3, "the repair pays"
@@ -579,21 +578,27 @@ shares = [parts_of(state) for state in (before, after)]
 milliseconds = 1e6 * before.seconds / before.tokens  # of 1,000 real tokens
 lengths_of_bars = [milliseconds, milliseconds / speedup]
 waits, *work, idle = shares[0]
-shown = [waits, *[name for name in work if max(each[name] for each in shares) >= 0.05], idle]
+shown = ["matmul", "attention", "elementwise"]
+rest = [name for name in work if name not in shown]
+parts_of_bar = {
+    waits: [waits],
+    **{name: [name] for name in shown},
+    "other work": rest,
+    idle: [idle],
+}
 
 fig, axes = plt.subplots(figsize=(5.2, 2.6))
 starts = [0.0, 0.0]
-for name in [*shown[:-1], "other work", idle]:
-    of_name = [name] if name in shown else [each for each in work if each not in shown]
-    parts = [
-        length * sum(each[part] for part in of_name)
+for name, parts in parts_of_bar.items():
+    long = [
+        length * sum(each[part] for part in parts)
         for length, each in zip(lengths_of_bars, shares, strict=True)
     ]
-    color = {waits: WAITING, idle: SURFACE}.get(name)
-    axes.barh(
-        ["slow", "repaired"], parts, 0.6, starts, color=color, edgecolor=FOREGROUND, label=name
-    )
-    starts = [start + part for start, part in zip(starts, parts, strict=True)]
+    look = {"color": WAITING} if name == waits else {}
+    if name == idle:
+        look = {"color": SURFACE, "edgecolor": FOREGROUND}
+    axes.barh(["slow", "repaired"], long, 0.6, starts, alpha=0.7, label=name, **look)
+    starts = [start + part for start, part in zip(starts, long, strict=True)]
 axes.invert_yaxis()
 axes.set(xlabel="ms for 1,000 real tokens")
 axes.grid(visible=False, axis="y")
