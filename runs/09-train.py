@@ -159,8 +159,8 @@ record(
 # %% name="killed"
 broken = home / "broken"
 show_death("9_train", broken, "--checkpoints", str(broken), "--every", str(EVERY))
-assert [path.name[-14:-12] for path in sorted(broken.iterdir())] == ["10", "20"]
-shutil.copytree(broken, home / "died")
+died = shutil.copytree(broken, home / "died")
+assert [path.name[-14:-12] for path in sorted(died.iterdir())] == ["10", "20"]
 
 # %% name="resumed"
 resumed, text = train_on(2, broken)
@@ -190,7 +190,7 @@ record(every=EVERY, death=DEATH, first_step=first, lost=DEATH - first)
 # %% name="forgotten"
 changes = {}
 for part in ("optimizer", "sampler", "scheduler", "random states"):
-    shutil.copytree(home / "died", home / part)
+    shutil.copytree(died, home / part)
     losses, _ = train_on(2, home / part, forgotten=part)
     changes[part] = [now - then for now, then in zip(losses, resumed, strict=True)]
 assert min(changes["optimizer"]) > -0.01, "worse, or equal as in the first step"
