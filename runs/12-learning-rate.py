@@ -350,7 +350,7 @@ axes.plot(BATCHES, [fewest * (1 + critical / b) for b in BATCHES], "-", label="f
 halved = [steps[0] * BASE / batch for batch in BATCHES]
 axes.plot(BATCHES, halved, ":", color=MUTED, label="half for double the batch")
 axes.axvline(critical, color=LINE, linewidth=1)
-axes.annotate(" critical batch", (critical, 14), color=MUTED)
+axes.annotate(" critical batch", (critical, steps[0]), color=MUTED)
 axes.set_xscale("log", base=2)
 axes.set_yscale("log", base=2)
 axes.set_xticks(BATCHES, labels=[str(b) for b in BATCHES])
