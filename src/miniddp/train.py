@@ -256,8 +256,9 @@ def log_summary(result: Result) -> None:
     if steps := len(result.losses):
         tenth = max(1, steps // 10)
         parts = result.losses[:tenth], result.losses[-tenth:]
-        text = "loss: %.3f → %.3f (means of the first and last %d steps)"
-        logger.info(text, *(sum(part) / tenth for part in parts), tenth)
+        text = "loss: %.3f → %.3f (means of the first and last %s)"
+        of = "step" if tenth == 1 else f"{tenth} steps"
+        logger.info(text, *(sum(part) / tenth for part in parts), of)
         text = "speed: %d steps on %d %s in %.1f s, %.1f samples per second"
         ranks = result.world_size, "rank" if result.world_size == 1 else "ranks"
         logger.info(
