@@ -591,7 +591,7 @@ peaks = {}
 for name, ranks in zip(WAYS, zip(*results, strict=True), strict=True):
     peaks[name] = [max(values) / MB for values in zip(*ranks, strict=True)]
 lines = [[name, *(f"{value:.1f}" for value in values)] for name, values in peaks.items()]
-table(lines, ["MB on the fullest of 4 ranks", "before", "kept by forward", "peak"])
+table(lines, ["MB, fullest of 4 ranks", "before", "kept", "peak"])
 peak = {name: values[2] for name, values in peaks.items()}
 assert peak["ZeRO-3, a unit per layer"] < peak["ZeRO-3, all in one unit"]
 assert peak["ZeRO-3, a unit per layer"] < peak["ZeRO-3, keeps what it gathers"]
@@ -613,7 +613,7 @@ for sequences in SEQUENCES_EACH:
     assert abs(kept["sharded"] / kept["ddp"] - 1) < 0.1
     assert kept["recomputed"] < 0.5 * kept["ddp"]
 columns = ["DDP", "ZeRO-3", "DDP, checkpointing"]
-table(lines, ["sequences per rank", *(f"{name}, MB" for name in columns)], align="rrrr")
+table(lines, ["batch per rank", *(f"{name}, MB" for name in columns)], align="rrrr")
 record(
     activation_size=SIZES[0],
     activations_mb=kept["ddp"],
