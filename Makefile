@@ -5,7 +5,7 @@ PORT ?= 8000
 DIR ?= brought
 KIND ?= cpu
 BUDGET ?= 540
-JOBS ?= 3
+JOBS ?= 4
 RANKS ?= 2
 
 SHELL := bash
@@ -38,7 +38,7 @@ test: lint types check ## every check and test, with all the set-up they need
 	@echo "==> site"
 	@$(BIN)/python tools/build_site.py $(if $(shell command -v quarto $(BIN)/quarto),,--plain)
 	@echo "==> pytest"
-	@BOOK_SITE="$$PWD/_site" $(BIN)/pytest --cov -n $(JOBS) --dist loadfile
+	@BOOK_SITE="$$PWD/_site" $(BIN)/pytest --cov -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL and over gloo
 	@gpus=$$($(BIN)/python -c "import torch; print(torch.cuda.device_count())"); \

@@ -24,6 +24,15 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
 
 
+LONGEST = ("test_exercises", "test_commands", "test_mutations", "test_faults", "test_ddp",
+           "test_interactive", "test_train", "test_soak", "test_stages")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest begin first: else one of them ends alone."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Chromium or Chrome; without one the tests are skipped, and in CI they fail."""
