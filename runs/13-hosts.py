@@ -7,6 +7,7 @@
 
 # %% name="setup"
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -21,6 +22,7 @@ from instruments.cost import Link, ring_all_reduce_seconds
 from instruments.simulator import even_layers, simulate
 
 provenance(device="cpu", world_size=2, backend="gloo")
+os.environ.update(faults.ENVIRONMENT)
 here = Path("runs") if Path("runs/book.py").exists() else Path()
 
 # %% [markdown]
@@ -80,6 +82,9 @@ table(rows, columns=columns)
 # A training with `miniddp.train`, a launcher on each host, the folder for checkpoints on a disk
 # that both see. Host 0 keeps torchrun's store. TCP sends 5 times again what nobody acknowledges,
 # and then gives up: the 15 times that Linux has by default take a quarter of an hour.
+#
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` is set. Without it a launcher tells its address in the
+# first rendezvous only, and a host that comes back waits for it in vain (torch 2.13).
 
 # %% name="training"
 STEPS, EVERY = 40, 4
