@@ -137,8 +137,9 @@ assert max(differences) < 0.05
 assert two[-1] < two[0] - 1
 
 fig, axes = plt.subplots()
-axes.plot(one, label="1 process, batches of 36", linewidth=5, alpha=0.45)
-axes.plot(two, label="2 ranks, batches of 18", linewidth=1.5)
+counted = range(1, STEPS + 1)
+axes.plot(counted, one, label="1 process, batches of 36", linewidth=5, alpha=0.45)
+axes.plot(counted, two, label="2 ranks, batches of 18", linewidth=1.5)
 axes.set(xlabel="step", ylabel="mean loss of the joined batch")
 fig.legend(loc="outside upper left")
 figure(fig)

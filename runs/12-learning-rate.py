@@ -346,11 +346,12 @@ assert scale_start / 2 < critical < 2 * scale_end, "the noise in the gradients p
 
 fig, axes = plt.subplots()
 axes.plot(BATCHES, steps, "o", color="C0", label="measured")
-axes.plot(BATCHES, [fewest * (1 + critical / b) for b in BATCHES], "-", label="fitted")
+between = torch.logspace(math.log2(BATCHES[0]), math.log2(BATCHES[-1]), 50, base=2)
+axes.plot(between, fewest * (1 + critical / between), "-", label="fitted")
 halved = [steps[0] * BASE / batch for batch in BATCHES]
 axes.plot(BATCHES, halved, ":", color=MUTED, label="half for double the batch")
 axes.axvline(critical, color=LINE, linewidth=1)
-axes.annotate(" critical batch", (critical, steps[0]), color=MUTED)
+axes.annotate("  critical batch", (critical, steps[0]), color=MUTED)
 axes.set_xscale("log", base=2)
 axes.set_yscale("log", base=2)
 axes.set_xticks(BATCHES, labels=[str(b) for b in BATCHES])

@@ -26,6 +26,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 import miniddp
@@ -215,6 +216,7 @@ axes.plot(
 )
 axes.axvline(13, color=RANK_COLORS[6], linestyle=":", label="rank 1 is killed")
 axes.set(xlabel="step", ylabel="loss of rank 0")
+axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 axes.legend()
 figure(fig)
 
