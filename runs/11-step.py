@@ -38,7 +38,6 @@ from book import (
     table,
 )
 from instruments import measurements, network
-from instruments.flops import peak_flops
 from instruments.network import NODES
 from instruments.predictions import LINKS, curve_of
 from instruments.scaling import scaling_efficiency
@@ -52,7 +51,7 @@ from instruments.simulator import (
     simulate,
 )
 from miniddp.bucket import MIB
-from miniddp.model import build_model
+from step_trace import LINK, REACHED, TOKENS, layers_of_smollm2
 
 WORLD_SIZE = 2
 provenance(device="cpu", world_size=WORLD_SIZE, backend="gloo")
@@ -66,24 +65,10 @@ provenance(device="cpu", world_size=WORLD_SIZE, backend="gloo")
 # that NVIDIA published for a node of eight H100.
 
 # %% name="layers"
-TOKENS, REACHED, RANKS = 8192, 0.4, 8
-FLOPS = REACHED * peak_flops("NVIDIA H100 80GB HBM3")
-
-
-def layer_of(module: nn.Module, multiplies: bool = True) -> Layer:
-    parameters = list(module.parameters())
-    count = sum(parameter.numel() for parameter in parameters) if multiplies else 0
-    forward = 2 * count * TOKENS / FLOPS
-    return Layer(forward, 2 * forward, [parameter.nbytes for parameter in parameters])
-
-
-with torch.device("meta"):
-    model = build_model("360m")
-embedding, norm, head = model.model.embed_tokens, model.model.norm, model.score
-layers = [layer_of(embedding, multiplies=False), *map(layer_of, [*model.model.layers, norm, head])]
+RANKS = 8
+layers = layers_of_smollm2()
 gradients = [size for layer in layers for size in layer.gradient_bytes]
-assert sum(gradients) == sum(parameter.nbytes for parameter in model.parameters())
-link: AllReduce = curve_of("h100_8gpu").fit().all_reduce_seconds
+link = LINK
 record(
     tokens=TOKENS,
     reached=100 * REACHED,
@@ -257,7 +242,7 @@ record(
 
 # %% name="why"
 EIGHT = {
-    "eight GPUs,\nthe program of\nthe first page": bars["a message per parameter"],
+    "eight GPUs,\nthe program\nbelow": bars["a message per parameter"],
     "eight GPUs,\nat the end of\nchapter 7": bars["buckets during backward"],
 }
 fig, axes = plt.subplots(figsize=(5.2, 3.4))
@@ -269,7 +254,8 @@ for group, (one, wait) in enumerate(EIGHT.values()):
     axes.barh(rows, 1e3 * wait, 0.22, 1e3 * one, color=WAITING, alpha=0.35, linewidth=0)
     text = f"{1e3 * (one + wait):.1f} ms: {RANKS * alone / (one + wait):.1f} times as fast"
     axes.text(1e3 * (one + wait) + 6, rows[4], text, va="center", color=FOREGROUND)
-axes.text(0, -0.7, f"{1e3 * RANKS * alone:.1f} ms", va="center", color=FOREGROUND)
+ms = 1e3 * RANKS * alone
+axes.text(ms, -0.7, f"{ms:.1f} ms", va="center", ha="right", color=FOREGROUND)
 axes.text(1e3 * alone, 1.2, "waits", va="center", color=WAITING)
 axes.invert_yaxis()
 axes.set_yticks([0, 2.475, 5.075], ["one GPU", *EIGHT])

@@ -110,7 +110,10 @@ class Training:
         with (self.home / f"host-{host}").open("a") as log:
             self.launchers[host] = self.both.start(host, *command, stdout=log, stderr=log)
 
-    def reach(self, step: int) -> None:
+    def train_to(self, step: int) -> None:
+        """Both hosts train, up to this checkpoint."""
+        self.start(0)
+        self.start(1)
         while not any((self.saved / faults.file(s)).exists() for s in range(step, STEPS + 1)):
             assert all(one.poll() is None for one in self.launchers.values()), self.text()
             time.sleep(0.05)
@@ -145,9 +148,7 @@ def nothing(training: Training) -> str:
 
 
 def pulled_for_a_while(training: Training) -> str:
-    training.start(0)
-    training.start(1)
-    training.reach(EVERY)
+    training.train_to(EVERY)
     training.both.pull()
     time.sleep(3)
     training.both.plug_in()
@@ -157,9 +158,7 @@ def pulled_for_a_while(training: Training) -> str:
 
 
 def pulled_for_good(training: Training) -> str:
-    training.start(0)
-    training.start(1)
-    training.reach(EVERY)
+    training.train_to(EVERY)
     training.both.pull()
     seconds = training.ends(0, 1)
     training.both.plug_in()
@@ -168,9 +167,7 @@ def pulled_for_good(training: Training) -> str:
 
 
 def host_lost(training: Training) -> str:
-    training.start(0)
-    training.start(1)
-    training.reach(2 * EVERY)
+    training.train_to(2 * EVERY)
     training.lose(1)
     time.sleep(REBOOT)
     training.both.plug_in()
@@ -180,9 +177,7 @@ def host_lost(training: Training) -> str:
 
 
 def store_lost(training: Training) -> str:
-    training.start(0)
-    training.start(1)
-    training.reach(2 * EVERY)
+    training.train_to(2 * EVERY)
     training.lose(0)
     seconds = training.ends(1)
     training.both.plug_in()

@@ -14,11 +14,12 @@ from torch import nn
 
 from instruments.flops import peak_flops
 from instruments.predictions import curve_of
-from instruments.simulator import COMMUNICATION, COMPUTE, Layer, Step, buckets, simulate
+from instruments.simulator import COMMUNICATION, COMPUTE, AllReduce, Layer, Step, buckets, simulate
 from miniddp.model import build_model
 
-TOKENS, REACHED = 8192, 0.4
+TOKENS, REACHED = 8192, 0.4  # on each rank; of the chip's peak
 FLOPS = REACHED * peak_flops("NVIDIA H100 80GB HBM3")
+LINK: AllReduce = curve_of("h100_8gpu").fit().all_reduce_seconds
 
 
 def layer_of(module: nn.Module, multiplies: bool = True) -> Layer:
@@ -28,7 +29,8 @@ def layer_of(module: nn.Module, multiplies: bool = True) -> Layer:
     return Layer(forward, 2 * forward, [parameter.nbytes for parameter in parameters])
 
 
-def steps() -> dict[str, Step]:
+def layers_of_smollm2() -> list[Layer]:
+    """In the order of forward. The embedding is looked up: it multiplies nothing."""
     with torch.device("meta"):
         model = build_model("360m")
     inner = model.model
@@ -36,10 +38,17 @@ def steps() -> dict[str, Step]:
         layer_of(inner.embed_tokens, multiplies=False),
         *map(layer_of, [*inner.layers, inner.norm, model.score]),
     ]
-    link = curve_of("h100_8gpu").fit().all_reduce_seconds
+    assert sum(sum(layer.gradient_bytes) for layer in layers) == sum(
+        parameter.nbytes for parameter in model.parameters()
+    )
+    return layers
+
+
+def steps() -> dict[str, Step]:
+    layers = layers_of_smollm2()
     return {
-        "a message per parameter": simulate(layers, link, overlapped=False),
-        "buckets during backward": simulate(layers, link, buckets(layers)),
+        "a message per parameter": simulate(layers, LINK, overlapped=False),
+        "buckets during backward": simulate(layers, LINK, buckets(layers)),
     }
 
 

@@ -272,8 +272,7 @@ def log_summary(result: Result) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train with the options of the command line; returns the exit code.
 
-    What the user can mend is one line and code 1, or 2 for the options. After
-    SIGTERM or SIGINT it is 75.
+    What the user can mend is one line and 1, or 2 for options; a signal: 75.
     """
     parse = partial(parse_options, arguments)
     timeout = Options.timeout
