@@ -403,8 +403,8 @@ table(
     [
         ["with_flops, matrix products", f"{products / ACTIVE / 1e9:.3f}"],
         ["with_flops, everything it counts", f"{counted / ACTIVE / 1e9:.3f}"],
-        ["6 N D, N without the embedding", f"{formula / 1e9:.3f}"],
-        ["6 N D, N with the embedding", f"{training_flops(parameters, tokens) / 1e9:.3f}"],
+        ["6 Ψ m, Ψ without the embedding", f"{formula / 1e9:.3f}"],
+        ["6 Ψ m, Ψ with the embedding", f"{training_flops(parameters, tokens) / 1e9:.3f}"],
     ],
     ["", "GFLOP per step"],
 )

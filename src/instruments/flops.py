@@ -20,9 +20,9 @@ PEAK_TFLOPS = {
 
 
 def training_flops(parameters: int, tokens: int) -> int:
-    """6 N D FLOPs for forward and backward of a dense transformer with N parameters on D tokens.
+    """6 Ψ m FLOPs for forward and backward of a dense transformer with Ψ parameters on m tokens.
 
-    2 N D in the forward pass, twice that in the backward pass; attention's own products, which
+    2 Ψ m in the forward pass, twice that in the backward pass; attention's own products, which
     grow with the length of the sequence, are left out (Kaplan et al., "Scaling Laws for Neural
     Language Models", 2020, section 2.1).
     """
