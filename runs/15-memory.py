@@ -8,7 +8,10 @@
 
 # %% name="setup"
 import gc
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
@@ -725,3 +728,44 @@ for precision in ("fp32", "mixed"):
         lines.append([precision, name, *(f"{part / GB:.1f}" for part in parts), verdict])
 columns = ["precision", "method", "parameters", "gradients", "Adam", "sum, GB", "left of 80"]
 table(lines, columns, align="llrrrrr")
+
+# %% [markdown]
+# ## On paper: models that others trained
+#
+# As many parameters as published; 16 bytes for each, in fp32 as in mixed precision.
+
+# %% name="models"
+MODELS = {"ResNet-50": 25.6e6, "BERT-Large": 340e6, "Llama 3 70B": 70e9, "GPT-3": 175e9}
+lines = []
+for name, parameters in MODELS.items():
+    for gpus in (8, 64):
+        needs = [memory.memory_per_rank(int(parameters), gpus, stage, each) for stage in range(4)]
+        lines.append([name, gpus, *(f"{need.total / GB:,.2f}" for need in needs)])
+table(lines, ["GB on each GPU", "GPUs", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+
+# %% [markdown]
+# ## Stage 7, and the same program sharded
+
+
+# %% name="stage"
+def printed_by(program: str) -> list[list[str]]:
+    command = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", program]
+    one_thread = {"OMP_NUM_THREADS": "1", "STEPS": "20", "CUDA_VISIBLE_DEVICES": ""}
+    launched = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={**os.environ, **one_thread},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    return [line.rsplit(maxsplit=1) for line in launched.stdout.splitlines()]
+
+
+whole, in_shards = printed_by("stages/7_ddp.py"), printed_by("runs/sharded.py")
+rows = []
+for (what, loss), (also, sharded) in zip(whole, in_shards, strict=True):
+    assert what == also
+    assert abs(float(loss) - float(sharded)) < 1e-3
+    rows.append([what, loss, sharded])
+table(rows, ["", "stage 7", "sharded"])
