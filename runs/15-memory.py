@@ -742,7 +742,9 @@ for name, billions in BILLIONS.items():
     line = [name, billions]
     for stage in range(4):
         needs = [memory.memory_per_rank(int(billions * 1e9), n, stage, each) for n in (8, 64)]
-        line.append(" / ".join(dict.fromkeys(f"{need.total / GB:,.2f}" for need in needs)))
+        gigabytes = [need.total / GB for need in needs]
+        shown = [f"{value:,.{2 if value < 10 else 0}f}" for value in gigabytes]
+        line.append(" / ".join(dict.fromkeys(shown)))
     lines.append(line)
 columns = ["GB, 8 / 64 GPUs", "10⁹ parameters", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
 table(lines, columns, align="lrrrrr")
