@@ -1,7 +1,21 @@
-"""A command line whose errors are one line and end with status 2."""
+"""A command line whose errors are one line and end with status 2: an old Python is the first.
+
+Each tool imports this before anything that an old Python has not.
+"""
+
+from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import NoReturn
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.stderr.write(
+        f"{Path(sys.argv[0]).name}: Python 3.11 or later is needed, this is "
+        f"{sys.version.split()[0]} (make PYTHON=… names another)\n"
+    )
+    sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):

@@ -25,7 +25,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def command_of(run: str, kind: str, data: str | None) -> str:
 
 
 def today() -> str:
-    return datetime.now(UTC).date().isoformat()
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def uses_a_gpu(root: Path, run: str) -> bool:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import arguments
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if sys.platform == "win32" else "bin")
@@ -28,8 +30,6 @@ def set_up(group: str) -> Path:
     """The Python of .venv, with the packages of a group."""
     if any(is_ready(name) for name in (group, "test")):
         return PYTHON
-    if sys.version_info < (3, 11):  # noqa: UP036
-        raise SetUpError(f"Python 3.11 or later is needed, this is {sys.version.split()[0]}")
     make_venv()
     print(f"==> install what {group} needs", flush=True)
     pip("pip>=25.1")  # the first that knows dependency groups
@@ -82,11 +82,11 @@ def telling_line(said: str) -> str:
 
 
 def main(given: list[str]) -> int:
-    if len(given) != 1 or given[0] not in GROUPS:
-        print(f"set_up.py: expected one of {', '.join(GROUPS)}", file=sys.stderr)
-        return 2
+    parser = arguments.Parser(__doc__)
+    parser.add_argument("group", choices=GROUPS)
+    group = parser.parse_args(given).group
     try:
-        set_up(given[0])
+        set_up(group)
     except (SetUpError, OSError) as error:
         print(f"set_up.py: {error}", file=sys.stderr)
         return 1

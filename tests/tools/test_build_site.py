@@ -191,8 +191,32 @@ def test_a_group_is_installed_once_and_again_when_the_pins_change(
 
 @pytest.mark.parametrize("given", [[], ["docs"], ["lint", "test"]])
 def test_an_unknown_group_is_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert set_up.main(given) == 2
-    assert capsys.readouterr().err == "set_up.py: expected one of lint, site, record, test\n"
+    with pytest.raises(SystemExit) as stopped:
+        set_up.main(given)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("(see --help)")
+
+
+OLD_PYTHON = """
+import datetime, runpy, sys
+vars(datetime).pop("UTC")
+sys.version_info, sys.version = (3, 10, 13), "3.10.13 (main)"
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("tool", ["address", "build_site", "check", "record", "set_up"])
+def test_an_old_python_is_one_line(tool: str) -> None:
+    command = [sys.executable, "-c", OLD_PYTHON, str(TOOLS / f"{tool}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"{tool}.py: Python 3.11 or later is needed, this is 3.10.13 "
+        "(make PYTHON=… names another)\n"
+    )
 
 
 def test_pip_that_does_not_answer_is_given_up(empty: Path) -> None:
