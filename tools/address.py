@@ -22,6 +22,10 @@ NOTEBOOKS = ("recordings/*.ipynb", "runs/*.ipynb")
 KEYS = ("site-url", "repo-url", "repo-branch")
 
 
+class AddressError(Exception):
+    """Why the address cannot be changed, in one line."""
+
+
 def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = Parser(__doc__)
     parser.add_argument("site", type=address, metavar="SITE", help="https://you.github.io/book/")
@@ -30,7 +34,11 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("branch", type=branch, metavar="BRANCH", nargs="?", default="main",
                         help="what links into the repository name (default: main)")  # fmt: skip
     given = parser.parse_args(arguments)
-    move(root, given.site, given.repository, given.branch)
+    try:
+        move(root, given.site, given.repository, given.branch)
+    except (AddressError, OSError) as error:
+        print(f"address.py: {error}", file=sys.stderr)
+        return 1
     print(f"{', '.join((HOME, *REPEATED))} name {given.repository}")
     return 0
 
@@ -55,18 +63,26 @@ def current(root: Path) -> dict[str, str]:
 
 def move(root: Path, *values: str) -> None:
     old = current(root)
+    if missing := [key for key in KEYS if key not in old]:
+        raise AddressError(f"{HOME} lacks {', '.join(missing)}: nothing was changed")
     new = dict(zip(KEYS, values, strict=True))
-    for key, value in new.items():
-        replace(root / HOME, f" {key}: {old[key]}\n", f" {key}: {value}\n")
-    for name in REPEATED:
-        replace(root / name, f'"{old["repo-url"]}"', f'"{new["repo-url"]}"')
-    for path in (path for pattern in NOTEBOOKS for path in root.glob(pattern)):
-        replace(path, old["repo-url"], new["repo-url"])
-        replace(path, f"--branch={old['repo-branch']}", f"--branch={new['repo-branch']}")
+    quoted = {f'"{old["repo-url"]}"': f'"{new["repo-url"]}"'}
+    cell = {old["repo-url"]: new["repo-url"]}
+    cell |= {f"--branch={old['repo-branch']}": f"--branch={new['repo-branch']}"}
+    changes = {root / name: quoted for name in REPEATED}
+    changes |= {path: cell for pattern in NOTEBOOKS for path in root.glob(pattern)}
+    # The last, so that the same command goes on where a write failed.
+    changes[root / HOME] = {f" {key}: {old[key]}\n": f" {key}: {new[key]}\n" for key in KEYS}
+    texts = {path: replaced(path, pairs) for path, pairs in changes.items()}
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
 
 
-def replace(path: Path, old: str, new: str) -> None:
-    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+def replaced(path: Path, pairs: dict[str, str]) -> str:
+    text = path.read_text(encoding="utf-8")
+    for old, new in pairs.items():
+        text = text.replace(old, new)
+    return text
 
 
 if __name__ == "__main__":

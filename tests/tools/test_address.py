@@ -81,3 +81,54 @@ def test_what_is_no_address_is_refused(
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert (book / "_quarto.yml").read_text(encoding="utf-8") == before
+
+
+def texts(book: Path) -> dict[str, str]:
+    paths = [path for path in book.rglob("*") if path.is_file()]
+    return {path.name: path.read_text(encoding="utf-8") for path in paths}
+
+
+def test_a_missing_file_is_one_line_and_nothing_is_changed(
+    book: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (book / "pyproject.toml").unlink()
+    before = texts(book)
+    assert address.main(NEW, book) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("address.py: ")
+    assert line.endswith("/pyproject.toml'")
+    assert texts(book) == before
+
+
+def test_missing_keys_are_one_line_and_nothing_is_changed(
+    book: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = book / address.HOME
+    lines = home.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if " repo-url:" not in line and " repo-branch:" not in line]
+    home.write_text("".join(kept), encoding="utf-8")
+    before = texts(book)
+    assert address.main(NEW, book) == 1
+    assert capsys.readouterr().err == (
+        "address.py: _quarto.yml lacks repo-url, repo-branch: nothing was changed\n"
+    )
+    assert texts(book) == before
+
+
+def test_a_failed_write_is_one_line_and_the_same_command_goes_on(
+    book: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def full(path: Path, *arguments: str, **named: str) -> int:
+        if path.name == "pyproject.toml":
+            raise OSError("disk full")
+        return write(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert address.main(NEW, book) == 1
+    assert capsys.readouterr().err == "address.py: disk full\n"
+    assert address.main(NEW, book) == 0
+    for name in NAMING:
+        assert "https://git.example/you/book" in (book / name).read_text(encoding="utf-8")
