@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test test-gpu lint types format record accept record-gpu merge-recordings check exercise stage parity address bench faults soak constraints clean
+.PHONY: help site serve preview test test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -72,6 +72,9 @@ format: ready-lint ## write code and prose in the project's style
 
 record: ready-record ## record RUN=05-ring, or all that is stale (KIND=gpu, DATA_DIR=folder of MRPC)
 	@$(BIN)/python tools/record.py $(RUN) --kind $(KIND) $(if $(DATA_DIR),--data-dir "$(DATA_DIR)")
+
+prose: ## bring a run's texts into its recording, without executing: RUN=05-ring, or all (KIND=gpu)
+	@$(PYTHON) tools/record.py --prose $(RUN) --kind $(KIND)
 
 accept: ## declare that RUN=05-ring still does what was recorded: REASON="…"
 	@$(PYTHON) tools/record.py --accept $(RUN) --reason "$(REASON)" --kind $(KIND)

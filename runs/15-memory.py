@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Memory: what a rank holds, and what sharding takes away
+# # Memory and sharding
 #
 # A training step keeps parameters, gradients and the optimizer's state. This run counts their bytes
 # on every rank, under DDP and under what shards them, and compares the sums with

@@ -165,7 +165,7 @@ def freshness_problems(root: Path, found: States) -> Iterator[str]:
             yield f"recordings/{run}.cpu.ipynb is {state}{why} (make record RUN={run})"
         for kind in KINDS:
             if texts_differ(root, run, kind):
-                fix = "tools/record.py --prose" + (" --kind gpu" if kind == "gpu" else "")
+                fix = f"make prose RUN={run}" + (" KIND=gpu" if kind == "gpu" else "")
                 yield f"recordings/{run}.{kind}.ipynb lacks the latest texts of its run ({fix})"
     file = root / STATUS
     if not file.is_file() or file.read_text(encoding="utf-8") != status_text(found):
@@ -297,8 +297,22 @@ def page_problems(root: Path) -> Iterator[str]:
         if name not in listed:
             yield f"{name} is not listed in _quarto.yml"
     for run in digest.run_names(root):
-        if f"runs/{run}.qmd" not in here:
+        page = root / "runs" / f"{run}.qmd"
+        if not page.exists():
             yield f"runs/{run}.py has no page runs/{run}.qmd (make record RUN={run} writes it)"
+        elif page.read_text(encoding="utf-8") != page_text(root, run):
+            yield f"runs/{run}.qmd is not the page of its run (make prose RUN={run} writes it)"
+
+
+def page_text(root: Path, run: str) -> str:
+    """The page that shows a run, under the first heading of the run."""
+    heading = re.search(r"(?m)^# # (.+)", (root / "runs" / f"{run}.py").read_text(encoding="utf-8"))
+    title = f"Run {run}: {heading[1]}" if heading else f"Run {run}"
+    return (
+        f"---\ntitle: {json.dumps(title, ensure_ascii=False)}\n"
+        'description: "The executed notebook behind the outputs of this run, with its provenance."'
+        f'\n---\n\n::: {{.notebook name="{run}"}}\n:::\n'
+    )
 
 
 def chapter_problems(root: Path) -> Iterator[str]:

@@ -23,6 +23,7 @@ import os
 import platform
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -231,20 +232,15 @@ def save(notebook: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def write_missing_page(root: Path, run: str) -> str:
-    """The page that shows a run; Quarto wants the pages of a book to exist before it renders."""
-    page = root / "runs" / f"{run}.qmd"
-    if page.exists():
-        return ""
-    heading = re.search(r"(?m)^# # (.+)", (root / "runs" / f"{run}.py").read_text(encoding="utf-8"))
-    title = f"Run {run}: {heading[1]}" if heading else f"Run {run}"
-    description = "The executed notebook behind the outputs of this run, with its provenance."
-    page.write_text(
-        f"---\ntitle: {json.dumps(title, ensure_ascii=False)}\ndescription: "
-        f'"{description}"\n---\n\n::: {{.notebook name="{run}"}}\n:::\n',
-        encoding="utf-8",
-    )
-    return f"\n  wrote runs/{run}.qmd: name it in _quarto.yml"
+def write_pages(root: Path) -> None:
+    """The pages of the recorded runs; Quarto wants those of a book to exist before it renders."""
+    for run in digest.run_names(root):
+        page, text = root / "runs" / f"{run}.qmd", check.page_text(root, run)
+        is_recorded = any(check.recording_path(root, run, kind).exists() for kind in check.KINDS)
+        if not is_recorded or (page.exists() and page.read_text(encoding="utf-8") == text):
+            continue
+        print(f"wrote runs/{run}.qmd{'' if page.exists() else ': name it in _quarto.yml'}")
+        page.write_text(text, encoding="utf-8")
 
 
 # Without executing
@@ -378,6 +374,16 @@ def refuse_this_machine(kind: str) -> None:
         raise RecordError("torch sees no GPU here")
 
 
+def refuse_folder(folder: Path) -> None:
+    """Make it; RecordError if no file can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = f"nothing can be saved in {folder}: {error.strerror}"
+        raise RecordError(f"{reason} (--output names another folder)") from None
+
+
 def has_gpu() -> bool:
     import torch
 
@@ -406,11 +412,11 @@ def record_all(root: Path, runs: list[str], options: argparse.Namespace) -> bool
         if deadline - started < LEAST_SECONDS:
             raise RecordError("not started: no time")
         path = record(root, run, options, deadline)
-        page = "" if options.output else write_missing_page(root, run)
-        return f"  saved {path.parent.name}/{path.name} ({time.monotonic() - started:.1f} s){page}"
+        return f"  saved {path.parent.name}/{path.name} ({time.monotonic() - started:.1f} s)"
 
     if runs:
         refuse_this_machine(options.kind)
+        refuse_folder(options.output or root / "recordings")
     return each(runs, record_in_time)
 
 
@@ -441,6 +447,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
     try:
         whole = run_command(root, options)
         if not options.output:
+            write_pages(root)
             check.write_status(root)
     except FAILURES as error:
         print(f"record.py: {error}", file=sys.stderr)

@@ -24,7 +24,7 @@ def project(tmp_path: Path) -> Path:
         write(tmp_path, f"src/miniddp/{name}.py", "")
     write(tmp_path, "src/miniddp/ring.py", "def add(x):\n    return x\n")
     write(tmp_path, "runs/05-ring.py", RUN)
-    write(tmp_path, "runs/05-ring.qmd", "# Ring\n")
+    write(tmp_path, "runs/05-ring.qmd", check.page_text(tmp_path, "05-ring"))
     write(tmp_path, "index.qmd", "# Start\n")
     write(tmp_path, "chapters/05-ring.qmd", f"# The ring\n\n{QUOTE}")
     chapters = "- index.qmd\n    - part: One\n      chapters: [chapters/05-ring.qmd]\n"
@@ -194,6 +194,13 @@ def test_pages_and_the_table_of_contents_agree(project):
         "_quarto.yml names index.qmd, which does not exist",
         "chapters/06-draft.qmd is not listed in _quarto.yml",
         "runs/06-new.py has no page runs/06-new.qmd (make record RUN=06-new writes it)",
+    ]
+
+
+def test_a_page_of_a_run_that_says_something_else_is_named(project):
+    write(project, "runs/05-ring.py", RUN.replace("# # Ring", "# # The ring"))
+    assert list(check.page_problems(project)) == [
+        "runs/05-ring.qmd is not the page of its run (make prose RUN=05-ring writes it)"
     ]
 
 

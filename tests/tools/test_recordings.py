@@ -82,10 +82,26 @@ def test_a_spent_budget_ends_the_run_and_starts_no_other(tmp_path):
         "record.py: 02-long: stopped: the budget was spent",
         "record.py: 03-quick: not started: no time",
     ]
-    assert not (project / "home").exists()
+    assert [*(project / "home").iterdir()] == []
     assert not (project / "recordings").exists(), "the book's own recordings stay"
     kernel = int((project / "kernel").read_text())
     assert not Path(f"/proc/{kernel}").exists() or sys.platform != "linux"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--output", "{project}/home"]])
+def test_a_folder_that_cannot_be_written_is_one_line_before_anything_is_executed(
+    tmp_path, arguments
+):
+    project = make_project(tmp_path, **{"01-quick": QUICK})
+    folder = project / ("home" if arguments else "recordings")
+    folder.touch()
+    given = (each.format(project=project) for each in arguments)
+    code, out, err = call(project, "01-quick", *given)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"record.py: nothing can be saved in {folder}: File exists "
+        "(--output names another folder)\n"
+    )
 
 
 def test_another_folder_gets_the_recordings_within_a_budget(tmp_path):
@@ -110,6 +126,7 @@ def project(tmp_path, quick):
     """A project with a fresh recording."""
     folder = make_project(tmp_path / "project", **{"01-quick": QUICK})
     record.save(quick, folder / "recordings/01-quick.cpu.ipynb")
+    record.write_pages(folder)
     check.write_status(folder)
     return folder
 
@@ -121,16 +138,21 @@ def recording(project: Path, kind: str = "cpu") -> dict:
 # Texts and behaviour
 
 
-def test_texts_are_brought_up_to_date_without_executing(project):
+@pytest.mark.parametrize("arguments", [[], ["--prose"], ["--prose", "01-quick"]])
+def test_texts_are_brought_up_to_date_without_executing(project, arguments):
     before = recording(project)
     text = QUICK.replace("# # Quick", "# # Quicker\n\n# %% [markdown]\n# More.")
     (project / "runs/01-quick.py").write_text(text.replace("print(", "# shown\nprint("))
     assert check.freshness(project, "01-quick", "cpu") == ("fresh", [])
     assert list(check.freshness_problems(project, check.states(project))) == [
-        "recordings/01-quick.cpu.ipynb lacks the latest texts of its run (tools/record.py --prose)"
+        "recordings/01-quick.cpu.ipynb lacks the latest texts of its run (make prose RUN=01-quick)"
     ]
-    code, out, _ = call(project)
-    assert (code, out) == (0, "recordings/01-quick.cpu.ipynb: texts brought up to date\n")
+    code, out, _ = call(project, *arguments)
+    assert (code, out.splitlines()) == (
+        0,
+        ["recordings/01-quick.cpu.ipynb: texts brought up to date", "wrote runs/01-quick.qmd"],
+    )
+    assert 'title: "Run 01-quick: Quicker"' in (project / "runs/01-quick.qmd").read_text()
     assert list(check.freshness_problems(project, check.states(project))) == []
     after = recording(project)
     assert [cell["id"] for cell in after["cells"]] == ["cell-01", "cell-02", "cell-03"]
