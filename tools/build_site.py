@@ -22,8 +22,9 @@ import set_up
 ROOT = set_up.ROOT
 OWN_QUARTO = set_up.BIN / "quarto"
 NO_QUARTO = set_up.VENV / "quarto-unavailable"  # why the installation failed
-QUARTO = "quarto-cli==1.7.34"
+QUARTO = "quarto-cli==1.7.34"  # the newest that this book's whole render was tested with
 QUARTO_SECONDS = 90
+DEMANDED_SECONDS = 900  # who asks for Quarto waits for a slow network
 
 say = functools.partial(print, flush=True)  # in order with what the tools print
 
@@ -68,7 +69,7 @@ def find_quarto(demanded: bool) -> str | None:
     if works(OWN_QUARTO):
         return str(OWN_QUARTO)
     if demanded or not NO_QUARTO.is_file():
-        reason = install_quarto()
+        reason = install_quarto(DEMANDED_SECONDS if demanded else QUARTO_SECONDS)
         if not reason:
             return str(OWN_QUARTO)
         NO_QUARTO.parent.mkdir(exist_ok=True)
@@ -81,12 +82,12 @@ def find_quarto(demanded: bool) -> str | None:
     return None
 
 
-def install_quarto() -> str | None:
+def install_quarto(seconds: float) -> str | None:
     """Why it could not be installed from PyPI; None if it is there now."""
     say(f"site: no Quarto on PATH: trying to install {QUARTO} from PyPI")
     try:
         set_up.make_venv()
-        set_up.pip(QUARTO, seconds=QUARTO_SECONDS)
+        set_up.pip(QUARTO, seconds=seconds)
     except set_up.SetUpError as error:
         return str(error)
     return None if works(OWN_QUARTO) else "it is installed, but it does not run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import build_site
 import set_up
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -100,6 +102,22 @@ def test_quarto_is_tried_again_when_asked(run: Run, book: Path) -> None:
     assert done.stderr == (
         "site: error: no Quarto: -m pip install failed: still no luck (is there a network?)\n"
     )
+
+
+@pytest.mark.parametrize("demanded", [False, True])
+def test_who_demands_quarto_waits_longer_for_it(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, demanded: bool
+) -> None:
+    waits = []
+    monkeypatch.setattr(build_site, "NO_QUARTO", empty / ".venv/quarto-unavailable")
+    monkeypatch.setattr(build_site, "OWN_QUARTO", empty / ".venv/bin/quarto")
+    monkeypatch.setattr(build_site.shutil, "which", lambda _: None)
+    monkeypatch.setattr(set_up, "make_venv", lambda: None)
+    monkeypatch.setattr(set_up, "pip", lambda _, seconds: waits.append(seconds))
+    with contextlib.suppress(build_site.SiteError):
+        build_site.find_quarto(demanded)
+    (seconds,) = waits
+    assert (seconds > 90) == demanded
 
 
 def test_an_installed_quarto_is_taken(run: Run, book: Path) -> None:
