@@ -1,7 +1,8 @@
 -- Quarto runs this after rendering the whole book (`project: post-render`). It halves a page's weight:
 -- style rules for classes and ids that are written nowhere in the site's pages and scripts go, and so
 -- does the icon font (theme/book.scss draws the few icons in use). The scripts of the search, a fifth
--- of a page, wait until theme/book.js loads them with the first use.
+-- of a page, wait until theme/book.js loads them with the first use. Ours, because PurgeCSS needs Node,
+-- which Quarto does not bring.
 
 local site = os.getenv("QUARTO_PROJECT_OUTPUT_DIR")
 if not site or not os.getenv("QUARTO_PROJECT_RENDER_ALL") then

@@ -1,4 +1,5 @@
--- A line chart as SVG: x on a logarithmic axis, y from zero.
+-- A line chart as SVG: x on a logarithmic axis, y from zero. Ours, because only runs are drawn when they
+-- are recorded, by matplotlib: what others published has no run, and `quarto render` no Python to draw with.
 
 local import = ...
 local svg = import "svg"

@@ -1,4 +1,5 @@
--- What quoted code needs to run by itself: the copy button puts it in front.
+-- What quoted code needs to run by itself: the copy button puts it in front. Ours, because what resolves
+-- Python's names (`symtable`, Jedi) runs in Python, and `quarto render` does without.
 
 local import = ...
 local python = import "python"

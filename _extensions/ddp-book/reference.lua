@@ -1,4 +1,5 @@
--- `.reference`: the public names of a package and their docstrings, module by module.
+-- `.reference`: the public names of a package and their docstrings, module by module. Ours, because
+-- quartodoc needs Python before each render, to write the pages, and `quarto render` does without.
 
 local import = ...
 local project = import "project"
