@@ -316,14 +316,12 @@ def page_text(root: Path, run: str) -> str:
 
 
 def chapter_problems(root: Path) -> Iterator[str]:
-    """Executable cells, and images that say nothing to those who do not see them."""
+    """Executable cells."""
     for path in pages(root):
         name = path.relative_to(root).as_posix()
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
             if match := re.match(r"\s*[`~]{3,}\s*\{([A-Za-z]\w*)", line):
                 yield f"{name}, line {number}: executable cell {{{match[1]}}}; quote a run instead"
-            if re.search(r"!\[\s*\]\([^)]*\)(?!\{[^}]*fig-alt=)", line):
-                yield f"{name}, line {number}: image without alternative text"
 
 
 def uncited(root: Path) -> Iterator[str]:
