@@ -4,6 +4,8 @@
 # Claims about data parallel training that no other run of the book looks at.
 
 # %% name="setup"
+import itertools
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -112,3 +114,65 @@ def add_up(rank: int) -> int:
 sums = miniddp.run_ranks(add_up, WORLD_SIZE)
 print("the sum of 1 and 2 on both ranks:", list(sums))
 assert sums == [3, 3]
+
+# %% [markdown]
+# ## Small slips in popular code
+#
+# A broadcast into a clone, buffers in a forward pass without gradients, and three short ones.
+
+
+# %% name="clone"
+def broadcast_into_a_clone(rank: int) -> list[float]:
+    miniddp.set_seed(rank)
+    weight = nn.Linear(1, 1, device=device()).weight
+    before = weight.item()
+    dist.broadcast(weight.detach().clone(), src=0)
+    return [rank, before, weight.item()]
+
+
+weights = miniddp.run_ranks(broadcast_into_a_clone, WORLD_SIZE)
+assert all(before == after for _, before, after in weights)
+assert weights[0][1] != weights[1][1]
+table(weights, ["rank", "weight before", "after"])
+
+
+# %% name="no-grad"
+def running_means(rank: int) -> list[float]:
+    ddp = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(1).to(device()))
+    batch = torch.ones(2, 1, device=device())
+    ddp(batch).sum().backward()
+    ddp.eval()
+    found = []
+    for _ in range(2):
+        ddp.module.running_mean.fill_(rank)
+        with torch.no_grad():
+            ddp(batch)
+        found.append(ddp.module.running_mean.item())
+    return found
+
+
+passes = list(zip(*miniddp.run_ranks(running_means, WORLD_SIZE), strict=True))
+assert passes == [(0, 0), (0, 1)]
+table(
+    [[name, *found] for name, found in zip(("first", "second"), passes, strict=True)],
+    ["forward without gradients", "rank 0's running mean", "rank 1's"],
+)
+
+
+# %% name="short"
+class WithoutSuper(nn.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(1, 1)
+
+
+for i in itertools.count():
+    if i > 20:
+        break
+print(f"if i > 20: break ends the loop after {i} steps")
+for call in ("dist.get_process_group()", "WithoutSuper()"):
+    try:
+        eval(call)
+    except AttributeError as error:
+        print(f"{call}: {error}")
+    else:
+        raise AssertionError(f"{call} works")
