@@ -173,6 +173,6 @@ for call in ("dist.get_process_group()", "WithoutSuper()"):
     try:
         eval(call)
     except AttributeError as error:
-        print(f"{call}: {error}")
+        print(f"{call}:\n    {error}")
     else:
         raise AssertionError(f"{call} works")
