@@ -8,6 +8,7 @@ cell was not published.
 import csv
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
     (10⁹ bytes per second). A cell that was not published is None.
 
     Raises:
-        ValueError: There is no such table, it has no source, or a cell is wrong.
+        ValueError: There is no such table, it has no source, a cell is wrong, or a column of
+            numbers has no unit.
     """
     if table not in sources(folder):
         raise ValueError(
@@ -80,6 +82,9 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
         rows.append(
             {name: _value(cell, units[name], f"{table}.csv:{number}: {name}") for name, cell in row}
         )
+    for column in header:
+        if units[column] is None and _all_numbers(row[column] for row in rows):
+            raise ValueError(f"{table}.csv: {column} holds numbers, and sources.toml gives no unit")
     return rows
 
 
@@ -117,6 +122,11 @@ def _check_source(name: str, entry: dict[str, str]) -> None:
         raise ValueError(f"{where}: read second-hand, and no caveat says why")
     if not entry["address"].startswith("https://"):
         raise ValueError(f"{where}: address is not https://…: {entry['address']}")
+
+
+def _all_numbers(texts: Iterable[str | None]) -> bool:
+    found = [text for text in texts if text]
+    return bool(found) and all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) for text in found)
 
 
 def _value(cell: str, unit: str | None, where: str) -> str | float | None:
