@@ -117,3 +117,4 @@ def test_a_recording_beside_its_prediction(recording: Callable[[], list[Row]]) -
     print(report)
     assert len(found) >= 4, report
     assert abs(median(errors)) < 0.3, report
+    assert max(map(abs, errors)) < 0.5, report
