@@ -8,7 +8,6 @@ cell was not published.
 import csv
 import re
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +81,8 @@ def read(table: str, folder: Path = FOLDER) -> list[Row]:
         rows.append(
             {name: _value(cell, units[name], f"{table}.csv:{number}: {name}") for name, cell in row}
         )
-    for column in header:
-        if units[column] is None and _all_numbers(row[column] for row in rows):
+    for place, column in enumerate(header):
+        if units[column] is None and _all_numbers([cells[place] for cells in lines]):
             raise ValueError(f"{table}.csv: {column} holds numbers, and sources.toml gives no unit")
     return rows
 
@@ -124,9 +123,9 @@ def _check_source(name: str, entry: dict[str, str]) -> None:
         raise ValueError(f"{where}: address is not https://…: {entry['address']}")
 
 
-def _all_numbers(texts: Iterable[str | None]) -> bool:
-    found = [text for text in texts if text]
-    return bool(found) and all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) for text in found)
+def _all_numbers(cells: list[str]) -> bool:
+    texts = [cell for cell in cells if cell]
+    return bool(texts) and all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text) for text in texts)
 
 
 def _value(cell: str, unit: str | None, where: str) -> str | float | None:
