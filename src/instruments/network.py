@@ -7,7 +7,13 @@ Two classes with one method, `all_reduce_seconds(num_bytes, world_size)`:
   roughly.
 - `Measured`, made by `fit`, is a table that somebody measured: alpha and beta change with the
   size of the message. It is right between the sizes of the table and near them, and follows the
-  algorithm's formula to other numbers of ranks.
+  algorithm's formula to other numbers of ranks. The closer the sizes, the better: they should
+  double.
+
+What `Network` leaves out, and a table contains: with the size of the message NCCL changes the
+protocol (LL, LL128, Simple), the algorithm and the number of channels (src/graph/tuning.cc,
+src/enqueue.cc). A tuner plug-in, such as a cloud's, may choose others (plugins/tuner). InfiniBand
+switches may add (SHARP, through a CollNet plug-in): then nodes send less than in a ring or tree.
 
 64 H100 in eight nodes, then 32 GPUs whose links were measured with 16:
 
