@@ -68,6 +68,8 @@ table(rows, ["link", "GB/s", "at peak", "at 40 %"], "lrrr")
 # algorithm and number of channels, and a cloud's plug-in may choose others. A table contains all
 # that. But the prediction from it is an interpolation: the neighbours of what is left out are a
 # factor of 4 apart. In half a table, with every other size, they are a factor of 16 apart.
+#
+# Median errors in %, from 1 MiB up: by the table, then by data sheets, below 1 GiB and above.
 
 # %% name="network"
 curves = predictions.curves()
@@ -104,12 +106,6 @@ record(
     decay_error=100 * predictions.playbook()[-1].error,
 )
 table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
-
-# %% [markdown]
-# Every point, as `python -m instruments.network` prints it: measured, predicted, error.
-
-# %% name="every-point"
-print("\n".join(predictions.report()[0]).strip())
 
 # %% [markdown]
 # ## Eight GPUs, slower than one
@@ -330,3 +326,12 @@ table(
 )
 for place in PLACES:
     assert helped["all three", place] == max(helped[name, place] for name in REMEDIES)
+
+# %% [markdown]
+# ## Every point
+#
+# Measured, predicted from the other sizes of its table, and predicted from data sheets, as
+# `python -m instruments.network` prints it.
+
+# %% name="every-point"
+print("\n".join(predictions.report()[0]).strip())
