@@ -40,7 +40,7 @@ return function(lines, x_axis, y_axis, show, mark)
   add('<svg viewBox="0 0 %d %d" font-size="14">', WIDTH, bottom + 2.2 * ROW)
   for y = 0, top, step_to(top) do
     add(RULE, LEFT, y_at(y), "H", WIDTH - RIGHT, 'stroke-width="0.5"')
-    add(TEXT, LEFT - 6, y_at(y) + 5, "end", ("%.15g"):format(y))
+    add(TEXT, LEFT - 6, y_at(y) + 5, "end", (("%.15g"):format(y):gsub("^(%d+)(%d%d%d)$", "%1,%2")))
   end
   for i = 1, #ticks, math.ceil(#ticks / 6) do add(TEXT, x_at(ticks[i]), bottom + ROW, "middle", show(ticks[i])) end
   if mark then
