@@ -323,19 +323,8 @@ class Project:
                 yield from self._follow(behind, rest, where, {*seen, target})
         elif self.module(f"{name}.{attribute}"):
             yield from self._follow((f"{name}.{attribute}", None), rest, where, seen)
-        elif lazy := self._lazily_exported(module, attribute):
-            yield lazy, attribute
         else:
             raise DigestError(f"{where}: no {attribute!r} in module {name}")
-
-    def _lazily_exported(self, module: Module, name: str) -> str | None:
-        if "__getattr__" not in module.definitions:
-            return None
-        for path in sorted(module.path.parent.glob("*.py")):
-            inner = self.module(f"{module.name}.{path.stem}")
-            if inner and name in inner.definitions:
-                return inner.name
-        return None
 
     def _whole(self, name: str) -> Iterator[Symbol]:
         if module := self.module(name):

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from miniddp.job import succeed_together
+from miniddp.job import check_alike, succeed_together
 from miniddp.process import check_group
 from miniddp.state_file import CheckpointError, read_state, write_state
 
@@ -90,15 +90,12 @@ def load(
     check_group()
     read = functools.partial(read_state, Path(path))
     state, digest = succeed_together(read, CheckpointError)
-    digests = [""] * dist.get_world_size()
-    dist.all_gather_object(digests, digest)
+    check_alike({"SHA-256 of the checkpoint": digest}, CheckpointError)
 
     def restore() -> int:
-        if len(set(digests)) > 1:
-            raise ValueError("it is not the same file on every rank")
         if not isinstance(state, dict) or "random_states" not in state:
             raise ValueError("it is no checkpoint of a training")
-        before, now = len(state["random_states"]), len(digests)
+        before, now = len(state["random_states"]), dist.get_world_size()
         if before != now and not elastic:
             what = f"saved on {before} ranks, now there are {now}"
             raise ValueError(f"{what}: only an elastic resume goes on")

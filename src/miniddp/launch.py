@@ -144,7 +144,7 @@ def _start(
     # torch.optim imports torch._dynamo, which takes a second. Not where there
     # is a GPU: a server that has touched CUDA would forbid it to the ranks.
     also = [] if torch.cuda.is_available() else ["torch._dynamo"]
-    context.set_forkserver_preload([worker.__name__, *also])
+    context.set_forkserver_preload([worker.__name__, "cloudpickle", *also])
     arguments = (home, environment, backend)
     process = context.Process(target=worker.main, args=arguments)
     with _hiding_main:

@@ -12,6 +12,7 @@ MODEL_ID = "HuggingFaceTB/SmolLM2-360M-Instruct"
 MODEL_REVISION = "a10cc1512eabd3dde888204e902eca88bddb4951"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_TOKEN = "<|im_end|>"
+PADDING: dict[str, Any] = {"pad_token": PAD_TOKEN, "padding_side": "right"}
 TIMEOUT_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -86,16 +87,12 @@ def load_tokenizer(
     Else one trained here on `sentences`; a log line says which. Both pad on the
     right, with the same token.
     """
-
-    def load() -> Any:
-        from transformers import AutoTokenizer
-
-        padding = {"pad_token": PAD_TOKEN, "padding_side": "right"}
-        known: Any = {"revision": MODEL_REVISION, **padding}
-        return AutoTokenizer.from_pretrained(MODEL_ID, **known)
-
     vocab_size = SIZES[size].vocab_size
     if pretrained and vocab_size == SIZES["360m"].vocab_size:
+        from transformers import AutoTokenizer as Auto
+
+        known = {"revision": MODEL_REVISION, **PADDING}
+        load = functools.partial(Auto.from_pretrained, MODEL_ID, **known)
         found = from_hub(f"tokenizer of {MODEL_ID}", load)
         if found is not None:
             logger.info("tokenizer of %s: %d tokens", MODEL_ID, len(found))
@@ -128,9 +125,8 @@ def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
     )
     tokenizer.train_from_iterator(sentences, trainer)
     inputs = ["input_ids", "attention_mask"]
-    options: Any = {"pad_token": PAD_TOKEN, "padding_side": "right"}
-    options |= {"tokenizer_object": tokenizer, "model_input_names": inputs}
-    return Fast(**options)  # type: ignore[no-untyped-call]
+    made: Any = {"tokenizer_object": tokenizer, "model_input_names": inputs}
+    return Fast(**made, **PADDING)  # type: ignore[no-untyped-call]
 
 
 def from_hub(what: str, load: Callable[[], T]) -> T | None:

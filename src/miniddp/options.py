@@ -39,8 +39,6 @@ class Options:
     ddp: str = "simple"
     amp: str = "off"
     lr: float = 1e-3
-    scale_lr: bool = False
-    base_batch_size: int = 16
     warmup: int = 0
     clip: float | None = None
     max_length: int = 128
@@ -143,8 +141,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--ddp", help="averages the gradients: simple, miniddp or torch")
     add("--amp", help="mixed precision: off, bf16, or fp16 on a GPU")
     add("--lr", type=float, help="learning rate; about 2e-5 if pretrained")
-    add("--scale-lr", action=on_off, help="lr x joined batch / base batch")
-    add("--base-batch-size", type=int, help="joined batch that lr was for")
     add("--warmup", type=int, help="steps until the learning rate is reached")
     add("--clip", type=float, help="largest norm of the averaged gradient")
     add("--max-length", type=int, help="tokens of a pair; the rest is cut off")

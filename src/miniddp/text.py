@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from miniddp.model import train_tokenizer
+from miniddp.model import Size, train_tokenizer
 
 TEXT = Path(__file__).with_name("shakespeare.txt")
 VOCAB_SIZE = 1024
@@ -35,14 +35,7 @@ def build_language_model() -> Any:
     """SmolLM2's architecture with a million random weights, float32."""
     import transformers
 
-    size: dict[str, Any] = {
-        "hidden_size": 144,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCAB_SIZE,
-    }
+    size = Size(144, 384, 4, 6, 2, VOCAB_SIZE)._asdict()
     same: dict[str, Any] = {"rope_theta": 100000.0, "tie_word_embeddings": True}
     llama: Any = transformers.LlamaForCausalLM
     return llama(transformers.LlamaConfig(**size, **same, use_cache=False))

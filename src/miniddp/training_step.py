@@ -1,6 +1,5 @@
 """One training step, with any of three ways to average the gradients."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,7 +22,6 @@ WRAPPERS: dict[str, Any] = {
     "miniddp": DistributedDataParallel,
     "torch": nn.parallel.DistributedDataParallel,
 }
-logger = logging.getLogger(__name__)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -91,23 +89,12 @@ def rebuild_buckets(model: Any, optimizer: Optimizer, batch: Batch) -> None:
 def build_optimizer(
     module: nn.Module, options: Options
 ) -> tuple[AdamW, LambdaLR]:
-    """AdamW, and its learning rate: a linear warm-up, then the same value.
-
-    Scaled with the joined batch, it warms up from the one that is not (Goyal
-    et al., 2017); else from 0.
-    """
-    ratio, start = 1.0, 0.0
-    if options.scale_lr:
-        ratio = options.batch_size * get("ws") / options.base_batch_size
-        start = 1 / ratio
-        logger.info("learning rate: %g", options.lr * ratio)
-
-    def share(step: int) -> float:
-        done = step / options.warmup if step < options.warmup else 1.0
-        return ratio * (start + (1 - start) * done)
+    """AdamW, and its learning rate: a linear warm-up from 0, then the same."""
+    from transformers import get_constant_schedule_with_warmup
 
     optimizer = AdamW(module.parameters(), lr=options.lr)
-    return optimizer, LambdaLR(optimizer, share)
+    rate = get_constant_schedule_with_warmup(optimizer, options.warmup)
+    return optimizer, rate
 
 
 def tracing(folder: str | None) -> AbstractContextManager[Any]:

@@ -14,7 +14,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -87,6 +86,8 @@ def _fill_main(fn: Callable[..., Any]) -> None:
 
 def dump(value: object, what: str) -> bytes:
     """Pickle `value`; `TypeError` naming `what` if that cannot be done."""
+    import cloudpickle  # here: the rest of the package needs torch alone
+
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:

@@ -16,7 +16,6 @@ from miniddp.options import Options, OptionsError, parse_options
         ({"steps": 0}, "--steps must be at least 1 and below 2^31, got 0"),
         ({"batch_size": -1}, "--batch-size must be at least 1 and below 2^31, got -1"),
         ({"accumulation": 0}, "--accumulation must be at least 1 and below 2^31, got 0"),
-        ({"base_batch_size": 0}, "--base-batch-size must be at least 1 and below 2^31, got 0"),
         ({"max_length": 0}, "--max-length must be at least 1 and below 2^31, got 0"),
         ({"max_length": 10**30}, f"--max-length must be at least 1 and below 2^31, got {10**30}"),
         ({"checkpoint_every": 0}, "--checkpoint-every must be at least 1 and below 2^31, got 0"),
@@ -69,13 +68,13 @@ def test_of_what_was_given_a_message_quotes_the_beginning_only():
 
 def test_every_option_has_a_flag_and_options_cannot_be_changed():
     chosen = Options(
-        *("here", "5m", False, 2, 3, 4, 2, "torch", "bf16", 0.5, True, 8, 9, 1.5, 6, 7),
+        *("here", "5m", False, 2, 3, 4, 2, "torch", "bf16", 0.5, 9, 1.5, 6, 7),
         *("saved", 10, 3, "auto", True, 60, "traces"),
     )
     assert all(getattr(chosen, name) != value for name, value in asdict(Options()).items())
     arguments = ["--data-dir=here", "--model=5m", "--no-pretrained", "--epochs=2", "--steps=3"]
     arguments += ["--batch-size=4", "--accumulation=2", "--ddp=torch", "--amp=bf16", "--lr=0.5"]
-    arguments += ["--scale-lr", "--base-batch-size=8", "--warmup=9", "--clip=1.5"]
+    arguments += ["--warmup=9", "--clip=1.5"]
     arguments += ["--max-length=6", "--seed=7", "--checkpoint=saved", "--checkpoint-every=10"]
     arguments += ["--keep=3", "--resume=auto", "--elastic", "--timeout=60", "--profile=traces"]
     assert parse_options(arguments) == chosen

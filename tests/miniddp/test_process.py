@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import miniddp
 from miniddp import process
-from miniddp.launch import RankResults, run_ranks
+from miniddp.launch import RankResults
 from miniddp.process import (
     check_group,
     destroy_process_group,
@@ -191,7 +190,7 @@ if "numpy" not in sys.argv:
     print(ddp.module.weight.grad.tolist())
 destroy_process_group()
 try:
-    miniddp.run_ranks
+    miniddp.run_ranks(print, 1)
 except ImportError as error:
     print(error.name)
 """
@@ -210,12 +209,6 @@ def test_torch_is_enough_for_all_but_run_ranks(blocked: list[str], printed: list
         [sys.executable, "-W", "ignore", "-c", WITHOUT, *blocked], capture_output=True, text=True
     )
     assert program.stdout.splitlines() == printed, program.stderr
-
-
-def test_run_ranks_is_found_when_it_is_asked_for() -> None:
-    assert miniddp.run_ranks is run_ranks
-    with pytest.raises(AttributeError, match="module 'miniddp' has no attribute 'runranks'"):
-        miniddp.runranks  # noqa: B018
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads' names from /proc")

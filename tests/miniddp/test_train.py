@@ -89,7 +89,7 @@ def test_the_loss_falls_and_other_options_give_other_curves(alone, tmp_path):
     few = write_pairs(tmp_path, 24)
     long = replace(SHORT, data_dir=str(few), epochs=30, steps=None)
     again = replace(SHORT, batch_size=JOINED)
-    changes = [{"seed": 1}, {"lr": 1e-4}, {"clip": 0.01}, {"warmup": 5}, {"scale_lr": True}]
+    changes = [{"seed": 1}, {"lr": 1e-4}, {"clip": 0.01}, {"warmup": 5}]
     ((falling, same, *others),) = train_each(
         1, long, again, *(replace(again, **change) for change in changes)
     )

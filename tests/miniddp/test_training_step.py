@@ -151,14 +151,11 @@ def test_fp16_without_a_gpu_is_an_error_on_every_rank():
     ("changes", "expected"),
     [
         ({}, [0.5] * 5),
-        ({"scale_lr": True}, [1.5] * 5),
-        ({"scale_lr": True, "base_batch_size": 64}, [0.1875] * 5),
         ({"warmup": 4}, [0, 0.125, 0.25, 0.375, 0.5]),
-        ({"scale_lr": True, "warmup": 2}, [0.5, 1.0, 1.5, 1.5, 1.5]),
     ],
 )
-def test_the_learning_rate_is_scaled_by_the_joined_batch_and_warmed_up(changes, expected):
-    options = replace(Options(lr=0.5, batch_size=12, accumulation=4, base_batch_size=8), **changes)
+def test_the_learning_rate_is_warmed_up(changes, expected):
+    options = replace(Options(lr=0.5), **changes)
 
     def rates(rank):
         optimizer, scheduler = build_optimizer(build_regression(), options)
