@@ -33,6 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Only the package's own tests, and those of runs, measure what their processes cover."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not {"miniddp", "runs"} & set(request.path.parts[-3:-1]):
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Chromium or Chrome; without one the tests are skipped, and in CI they fail."""

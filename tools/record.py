@@ -319,7 +319,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--kind", choices=check.KINDS, default="cpu", help="(cpu)")
     parser.add_argument("--data-dir", type=folder, help="folder with the MRPC files")
     parser.add_argument("--output", type=Path, help="save in this folder instead of recordings/")
-    parser.add_argument("--timeout", type=seconds, default=900, help="seconds per cell (900)")
+    parser.add_argument("--timeout", type=seconds, default=1800, help="seconds per cell (1800)")
     parser.add_argument("--budget", type=seconds, metavar="SECONDS", help="for all runs together")
     parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code")
     parser.add_argument("--commit", help="the commit of this copy, where there is no git")
