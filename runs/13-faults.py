@@ -35,7 +35,8 @@ with tempfile.TemporaryDirectory() as folder:
     command = [sys.executable, str(here / "faults.py"), f"--repeat={REPEAT}", "--seed=13"]
     done = subprocess.run([*command, f"--json={found}"], capture_output=True, text=True)
     print(done.stdout.splitlines()[-1])
-    assert done.returncode == 0, done.stdout
+    lost = [line for line in done.stdout.splitlines() if line.startswith("LOST")]
+    assert done.returncode == 0, "\n".join(lost) + done.stderr
     rows = json.loads(found.read_text())["rows"]
 
 # %% [markdown]
