@@ -3,12 +3,13 @@
     python runs/soak.py --steps 20000
 
 Two ranks of the tiny model train under torchrun, while their memory (resident, in MB), open files
-and threads are read between the checkpoints. A second training is ended by SIGTERM half-way, and
-the same command goes on.
+and threads are read between the checkpoints. A second training begins with a checkpoint of the
+first, is ended by SIGTERM, and the same command goes on.
 """
 
 import argparse
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -53,11 +54,18 @@ def measure(pid: int) -> Sample:
     return {"MB": memory / 1e6, "files": files, "threads": threads}
 
 
-def watch(process: Process, folder: Path) -> list[list[list[Sample]]]:
-    """What each rank used in each interval between checkpoints: [interval][rank][sample]."""
+def watch(process: Process, folder: Path, aside: Path, late: int) -> list[list[list[Sample]]]:
+    """What each rank used in each interval between checkpoints: [interval][rank][sample].
+
+    The first checkpoint that is `late` is copied into the folder `aside`.
+    """
     seen: dict[int, list[list[Sample]]] = {}
     while process.code is None:
-        of_interval = seen.setdefault(newest(folder), [[], []])
+        step = newest(folder)
+        if step >= late and not aside.exists():
+            aside.mkdir()
+            shutil.copy(folder / file(step), aside)
+        of_interval = seen.setdefault(step, [[], []])
         pids = ranks(process.process.pid or 0)
         for samples, pid in zip(of_interval, pids[-2:], strict=False):
             try:
@@ -96,9 +104,9 @@ def growth(points: Sequence[Sequence[Sample]]) -> dict[str, float]:
 
 def soak(folder: Path, steps: int) -> list[str]:
     """What is wrong; it prints what it sees."""
-    straight = folder / "straight"
+    straight, stopped = folder / "straight", folder / "stopped"
     process = start(straight, steps, 0)
-    points = curve(watch(process, straight))
+    points = curve(watch(process, straight, stopped, steps * 3 // 4))
     if process.code:
         return [f"exit code {process.code}: {process.text[-2000:]}"]
     problems = []
@@ -113,9 +121,9 @@ def soak(folder: Path, steps: int) -> list[str]:
     kept = sorted(path.name for path in straight.iterdir())
     if len(kept) != 2 or kept[-1] != file(steps):
         problems.append(f"the folder holds {kept}")
-    stopped = folder / "stopped"
+    begun = newest(stopped)
     process = start(stopped, steps, 0)
-    while newest(stopped) < steps // 2 and process.code is None:
+    while newest(stopped) == begun and process.code is None:
         time.sleep(0.05)
     process.send(signal.SIGTERM)
     while process.code is None:
@@ -124,8 +132,8 @@ def soak(folder: Path, steps: int) -> list[str]:
     again = start(stopped, steps, 1)
     while again.code is None:
         time.sleep(0.05)
-    print(f"a second training was stopped after step {at} and went on")
-    if not 0 < at < steps:
+    print(f"a second training began after step {begun}, was stopped after step {at} and went on")
+    if not begun < at < steps:
         problems.append(f"it was stopped after step {at} of {steps}")
     if again.code or digest(stopped / file(steps)) != digest(straight / file(steps)):
         problems.append(f"the resumed training is another: {again.text[-2000:]}")
