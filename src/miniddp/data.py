@@ -213,7 +213,7 @@ class Place:
     """Where the ranks are in the data, however many they are.
 
     The ranks read their joined batches from the same order, one after another.
-    So with other ranks they go on at the last joined batch that is whole.
+    So with other ranks they go on after the last joined batch that is whole.
     """
 
     def __init__(self, sampler: Any, batch_size: int) -> None:
