@@ -66,7 +66,7 @@ def save(
         state = {"step": step, "shared": shared, "random_states": ranks}
         write_state(path, state)
         if keep is not None:
-            _remove_old(path, keep)
+            remove_old(path, keep)
 
     where = f"cannot save step {step} in {folder}: "
     succeed_together(write, CheckpointError, where)
@@ -196,7 +196,7 @@ def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def _remove_old(newest: Path, keep: int) -> None:
+def remove_old(newest: Path, keep: int) -> None:
     """Leave `keep` of the checkpoints up to `newest`."""
     files = _checkpoints(newest.parent)
     for path in files[: max(0, files.index(newest) + 1 - keep)]:

@@ -51,10 +51,9 @@ ERRORS = OptionsError, data.DataError, TrainingError, CheckpointError
 class Result:
     """What a training gave; the same on every rank.
 
-    `losses` has the joined batch's mean loss in each step, before its update;
-    `seconds` are those of the steps and checkpoints, not of the evaluation;
-    `samples_per_second` are of all ranks. `evaluation_loss` and `accuracy` (0
-    to 1) are over the test pairs. `first_step` steps had been taken before.
+    `losses`: each step's mean loss over the joined batch, before its update;
+    `seconds`: of steps and checkpoints; `samples_per_second`: of all ranks;
+    `evaluation_loss`, `accuracy` (0 to 1): over the test pairs.
     """
 
     losses: list[float]
@@ -63,7 +62,7 @@ class Result:
     evaluation_loss: float
     accuracy: float
     world_size: int
-    first_step: int = 0
+    first_step: int = 0  # steps that were taken before
 
 
 def train(options: Options) -> Result:
@@ -130,9 +129,11 @@ class Trainer:
             return
         parts = self.model, self.optimizer
         training_step.rebuild_buckets(*parts, next(iter(self.loader)))
-        elastic = self.options.elastic
+        elastic, keep = self.options.elastic, self.options.keep
         self.first_step = checkpoint.load(path, self.state, elastic)
         logger.info("resumed after step %d from %s", self.first_step, path)
+        if self.options.resume == "auto" and get("rank") == 0:
+            checkpoint.remove_old(path, keep)  # a save may have been killed
 
     def fit(self) -> list[float]:
         """Train to the last step; the joined batch's mean loss in each."""
@@ -182,8 +183,7 @@ class Trainer:
     ) -> tuple[list[float], bool]:
         """The recent mean losses, and whether any rank was `asked` to stop.
 
-        Raises `TrainingError` on every rank if one of the losses, or of the
-        weights after them, is not finite.
+        `TrainingError` on every rank if a loss or a weight is not finite.
         """
         norm = nn.utils.get_total_norm(self.module.parameters())
         request = torch.tensor(float(asked), device=device())

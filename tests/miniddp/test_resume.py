@@ -115,6 +115,15 @@ def test_random_numbers_belong_to_the_state_and_checkpoints_come_every_so_many_s
     assert resumed.losses == with_dropout.losses[4:]
 
 
+def test_a_save_that_was_killed_before_it_removed_the_old_leaves_no_more_than_keep(
+    tmp_path, options
+):
+    folder = tmp_path / "kept"
+    every = replace(options, checkpoint=str(folder), checkpoint_every=1, steps=3, keep=3)
+    train_each(2, every, replace(every, resume="auto", keep=2))
+    assert [path.name[5:13] for path in sorted(folder.iterdir())] == ["00000002", "00000003"]
+
+
 def test_a_resume_at_the_last_step_evaluates_and_trains_nothing(options, saved):
     finished = replace(options, resume=str(saved / FILE), steps=2)
     straight = replace(options, steps=2)
