@@ -366,6 +366,7 @@ def test_program_without_a_guarded_main_is_interrupted_then_killed(tmp_path: Pat
         env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup ignores it
     )
     try:
         ranks = wait_for_pids(tmp_path / "first")
