@@ -141,13 +141,26 @@ def say_once(line: str) -> None:
         dist.barrier()
         time.sleep(1)
         return
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        about = {"py_callstack": line, "timestamp": int(time.time())}
-        message = {"message": line, "extraInfo": about}
-        Path(file).write_text(json.dumps({"message": message}))
-    else:
+    if not _tell_torchrun(line, line):
         print(line, file=sys.stderr)
     dist.barrier()
+
+
+def _tell_torchrun(line: str, trace: str) -> bool:
+    """Write the error file of this rank; False without a torchrun.
+
+    Whole or not at all, as torch's `record` does not: torchrun, which reads the
+    file when a rank ends, dies of one that is half written.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is None:
+        return False
+    about = {"py_callstack": trace, "timestamp": int(time.time())}
+    message = {"message": line, "extraInfo": about}
+    unfinished = Path(f"{file}.unfinished")
+    unfinished.write_text(json.dumps({"message": message}))
+    unfinished.replace(file)
+    return True
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
@@ -161,8 +174,10 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         code = main()
         if not code:
             destroy_process_group()
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        line = f"{type(error).__name__}: {error}"
+        _tell_torchrun(line, traceback.format_exc())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code or 0)

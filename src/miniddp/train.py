@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -268,7 +267,6 @@ def log_summary(result: Result) -> None:
     logger.info("evaluation: loss %.3f, accuracy %.3f", *measured)
 
 
-@record
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train with the options of the command line; returns the exit code.
 

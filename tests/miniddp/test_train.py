@@ -3,20 +3,23 @@
 import fcntl
 import gc
 import itertools
+import json
 import logging
 import os
 import pty
 import struct
+import sys
 import termios
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from instruments.profiling import REGIONS
 from instruments.trace import read_trace
-from miniddp import data
+from miniddp import data, job
 from miniddp.data import batches, build_loader, collate, encode, load_data, steps_left
 from miniddp.launch import RanksFailed
 from miniddp.model import load_model, train_tokenizer
@@ -358,6 +361,29 @@ def test_a_rank_that_fails_unexpectedly_does_not_wait_for_the_others(tmp_path):
     summary = ended.stderr[ended.stderr.index("Root Cause") :]
     assert "MemoryError: no memory for this step" in summary
     assert "rank      : 1" in summary
+
+
+def test_torchrun_never_sees_half_an_error_file(tmp_path, monkeypatch):
+    """It reads the file when the rank ends, perhaps by SIGKILL in the middle of a word."""
+    file, seen = tmp_path / "error.json", []
+    write = Path.write_text
+
+    def in_two_parts(path, text):
+        write(path, text[:5])
+        seen.append(file.exists())
+        return write(path, text)
+
+    def fail():
+        raise MemoryError("none left")
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    monkeypatch.setattr(Path, "write_text", in_two_parts)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        job.run(fail)
+    assert seen == [False]
+    assert json.loads(file.read_text())["message"]["message"] == "MemoryError: none left"
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_summary_names_what_was_measured(caplog):
