@@ -22,7 +22,7 @@ import set_up
 ROOT = set_up.ROOT
 OWN_QUARTO = set_up.BIN / "quarto"
 NO_QUARTO = set_up.VENV / "quarto-unavailable"  # why the installation failed
-QUARTO = "quarto-cli==1.7.34"  # the newest that this book's whole render was tested with
+QUARTO = "quarto-cli==1.7.34"  # the whole book was rendered with it, and with 1.8.2
 QUARTO_SECONDS = 90
 DEMANDED_SECONDS = 900  # who asks for Quarto waits for a slow network
 
