@@ -118,9 +118,14 @@ def notebook_cells(cells: list[digest.Cell]) -> list[dict[str, Any]]:
 
 
 def write_kernelspec(folder: Path) -> None:
-    """A kernel of the running interpreter, so that none needs to be installed."""
+    """A kernel of the running interpreter, so that none needs to be installed.
+
+    What a child process prints goes to the terminal: ipykernel forwards it from a thread that may
+    come after the cell's end, so that it was in the recording or not, as the timing had it.
+    """
     folder.mkdir()
     arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    arguments += ["--IPKernelApp.capture_fd_output=False"]
     spec = {"argv": arguments, "display_name": "recording", "language": "python"}
     (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
 
