@@ -1,14 +1,18 @@
 """One browser for all tests that look at pages, and the table of parity with torch."""
 
+import multiprocessing
 import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from .forked import IMPORTED
+from .forked import fast_bin as make_fast_bin
 from .parity import (  # noqa: F401
     pytest_addoption,
     pytest_configure,
@@ -22,6 +26,17 @@ os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ[
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
+
+
+def preload_more() -> None:
+    """The ranks of a test are forks of one server. What it has imported, they need not import."""
+    context = multiprocessing.get_context("forkserver")
+    preload = context.set_forkserver_preload
+    context.set_forkserver_preload = lambda modules: preload([*modules, *IMPORTED])
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    preload_more()
 
 
 LONGEST = ("test_exercises", "test_commands", "test_mutations", "test_faults", "test_ddp",
@@ -40,6 +55,13 @@ def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
         if not {"miniddp", "runs"} & set(request.path.parts[-3:-1]):
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def fast_bin() -> Iterator[Path]:
+    """A folder with a Python that starts at once."""
+    with make_fast_bin() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

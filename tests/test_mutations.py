@@ -6,7 +6,6 @@ Each mutation is a mistake that somebody could make, or has published.
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,14 +175,14 @@ MUTATIONS = [
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[m.what for m in MUTATIONS])
-def test_a_broken_line_is_noticed(mutation: Mutation, tmp_path: Path) -> None:
+def test_a_broken_line_is_noticed(mutation: Mutation, tmp_path: Path, fast_bin: Path) -> None:
     package = tmp_path / "miniddp"
     shutil.copytree(ROOT / "src/miniddp", package, ignore=shutil.ignore_patterns("__pycache__"))
     source = (package / mutation.file).read_text()
     assert source.count(mutation.line) == 1, f"{mutation.file} has not one line {mutation.line!r}"
     (package / mutation.file).write_text(source.replace(mutation.line, mutation.broken))
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test],
+        [fast_bin / "python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -6,10 +6,12 @@ Without options: the CPU, gloo, and as many ranks as each test wants.
 """
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from . import ranks
+from . import ranks, training_cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,3 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if not gpus:
             raise pytest.UsageError("--backend nccl needs --device cuda")
         ranks.max_ranks = min(ranks.max_ranks or gpus, gpus)
+
+
+@pytest.fixture(scope="session")
+def fast_command(fast_bin: Path) -> Iterator[None]:
+    """Trainings that a test starts as commands are forks of a process that has imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_cases, "PYTHON", str(fast_bin / "python"))
+        yield

@@ -22,6 +22,7 @@ from miniddp.training_step import WRAPPERS, train_step
 
 from .ranks import run
 
+PYTHON = sys.executable
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
@@ -114,7 +115,7 @@ def command(
     """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
     launcher = [*LAUNCHER, f"--nproc_per_node={ranks}"] if ranks else []
     process = subprocess.Popen(
-        [sys.executable, *launcher, *program, *arguments],
+        [PYTHON, *launcher, *program, *arguments],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=stderr,

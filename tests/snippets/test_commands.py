@@ -8,6 +8,7 @@ What stands in for what cannot run here:
   serve for ever, or render and record what other tests do,
 - node0.example is this machine, and the port of a rendezvous is a free one. The blocks of two
   machines are started at once,
+- `python` and `torchrun` are forks of a process that has imported torch (tests/forked.py),
 - `torchrun --nproc_per_node=gpu` starts two ranks,
 - a stage trains for 3 steps: that its loss falls is what the runs show,
 - `srun` starts its command once for each node of a job that has two, which are both this machine.
@@ -109,6 +110,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _fast(fast_bin: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(fast_bin), prepend=os.pathsep)
+        yield
+
+
 def free_port() -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -127,7 +135,6 @@ def free_job() -> str:
 def environment(pip_calls: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "STEPS": "3",
         "PET_MASTER_PORT": free_port(),  # torchrun's default is one for all

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from playwright.sync_api import Page, expect
-from tests.vis.test_interactive import ROOT, SVG, compute, mount, page
+from tests.vis.test_interactive import CLICK_AND_COUNT, ROOT, SVG, compute, mount, page
 
 from miniddp import run_ranks
 from miniddp.accumulation import global_mean, mean_weights
@@ -108,8 +108,7 @@ def test_a_rank_keeps_its_last_sample(page: Page) -> None:
 
 def test_samples_fly_unless_motion_is_reduced(page: Page) -> None:
     mount(page, "unequal-shards")
-    page.get_by_role("button", name="gradient 8").click()
-    assert page.evaluate("document.getAnimations().length") > 0
+    assert page.get_by_role("button", name="gradient 8").evaluate(CLICK_AND_COUNT) > 0
 
 
 @pytest.mark.parametrize("ranks", ["2", "4"])
