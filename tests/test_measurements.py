@@ -51,6 +51,18 @@ def test_bandwidths_and_times_agree(table):
             assert rate * factor == pytest.approx(row["busbw_gb_per_s"], rel=0.01, abs=0.016), row
 
 
+def test_small_buckets_are_slower_by_what_the_seconds_say():
+    """The source's baseline is not published; ddp_scaling_v100 is another run of the same."""
+    default = {
+        (row["model"], row["gpus"]): row["p95_s_per_iter"]
+        for row in measurements.read("ddp_scaling_v100")
+        if row["ddp"] == "yes"
+    }
+    for row in measurements.read("ddp_bucket_1_against_25_mb_v100"):
+        baseline = row["p95_s_per_iter"] / (1 + row["p95_slower_percent"] / 100)
+        assert baseline == pytest.approx(default[row["model"], row["gpus"]], rel=0.015), row
+
+
 def test_every_named_column_stands_in_a_table():
     used = {column for table in TABLES for column in header_of(table)}
     named = set(measurements.headings())

@@ -114,8 +114,9 @@ def test_it_goes_with_the_keyboard_and_says_what_happens(page: Page) -> None:
     page.emulate_media(reduced_motion="reduce")
     mount(page, "accumulation")
     says = page.locator(".says[role=status]")
+    expect(page.locator("[data-micro-batch='0'] .grad")).to_have_text(["1", "3"])
     page.get_by_role("button", name="One moment forward").focus()
-    for _ in range(8):
+    for _ in range(6):
         page.keyboard.press("ArrowRight")
     expect(says).to_contain_text("Micro-batch 3, backward: both buckets leave")
     assert page.evaluate("document.getAnimations().length") == 0
