@@ -68,6 +68,7 @@ def main(folder: Path) -> None:
         print(f"step {step} of {STEPS}", flush=True)
         if step == STEPS:
             (folder / "done").touch()
+    del ddp  # after its group it can hang: torch waits for gloo, gloo for Python
     dist.destroy_process_group()
 
 

@@ -52,7 +52,7 @@ def test_arguments_files_environment_and_folder(bin: Path, tmp_path: Path) -> No
         ("import sys; sys.stdout.close()", 0, ""),
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
     ],
 )
 def test_ends(bin: Path, text: str, code: int, last: str) -> None:
