@@ -69,7 +69,7 @@ def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
 
 def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
     """Complete chunk number `rank` on each rank; the others stay unfinished."""
-    count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # no chunk is longer than 0
+    count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # chunk 0 is the longest
     arrived = torch.empty_like(chunks[0].tensor_split(count)[0])
     for send, receive in reduce_scatter_steps(ring.rank, ring.size):
         outgoing = chunks[send].tensor_split(count)
