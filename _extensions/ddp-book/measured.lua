@@ -55,6 +55,7 @@ end
 
 function M.measurements(div, fail)
   div.content = pandoc.Blocks {}
+  local index = pandoc.List {}
   for _, file in ipairs(project.list("measurements", "%.csv$")) do
     local one, rows = measurement.read(file:gsub("%.csv$", ""), fail), {}
     for _, fact in ipairs(FACTS) do
@@ -65,7 +66,9 @@ function M.measurements(div, fail)
     local download = pandoc.Link(file, project.link("measurements/" .. file), "", { download = file })
     table.insert(rows, { "Table", pandoc.Inlines { download, pandoc.Str((", %d rows"):format(#one.rows)) } })
     div.content:extend { pandoc.Header(2, one.source "title", pandoc.Attr(one.name)), make_table(nil, rows, "facts") }
+    index:insert { pandoc.Inlines { pandoc.Link(one.source "title", "#" .. one.name) }, one.source "hardware" }
   end
+  div.content:insert(1, make_table({ "What", "Hardware" }, index))
   return div
 end
 
