@@ -39,13 +39,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     preload_more()
 
 
-LONGEST = ("test_exercises", "test_commands", "test_mutations", "test_faults", "test_ddp",
-           "test_interactive", "test_train", "test_soak", "test_stages")  # fmt: skip
+LONGEST = ("test_pages", "test_commands", "test_faults", "test_ddp", "test_soak", "test_stages",
+           "test_interactive", "test_train", "test_data_parallel")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest begin first: else one of them ends alone."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(autouse=True, scope="module")
