@@ -95,7 +95,7 @@ stage: ready-test ## train with the book's program as it is after chapter N=3 (R
 		--nproc_per_node=$(if $(filter 0,$(N)),1,$(RANKS)) stages/$(N)_*.py
 
 parity: ready-test ## write the book's table of what torch and miniddp do, from the tests that compare them
-	@$(BIN)/pytest -q tests/miniddp -m parity --parity=tests/parity.json
+	@$(BIN)/pytest -q -m parity --parity=tests/parity.json
 
 address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=main
 	@$(PYTHON) tools/address.py "$(SITE)" "$(REPO)" $(BRANCH)

@@ -10,6 +10,15 @@ local HEADER = { "Behaviour", "torch", "miniddp", "Tolerance" }
 
 local function plain(markdown) return pandoc.utils.blocks_to_inlines(pandoc.read(markdown, "markdown").blocks) end
 
+-- Lines do not break inside of a tolerance such as atol 1e-6.
+local function tolerance(text)
+  return plain((text:gsub(" (%d)", "\u{a0}%1"))):walk {
+    Str = function(str)
+      if str.text:find("%de%-%d") then return pandoc.Span({ str }, { class = "nobreak" }) end
+    end,
+  }
+end
+
 -- What is shown, and under it the name of the test, linked to its file.
 local function shown(text, row)
   local path, name = row.test:match("^(.-)::(.+)$")
@@ -21,7 +30,7 @@ local function listed(section)
   local rows, with_tolerance = {}, false
   for _, row in ipairs(section) do
     with_tolerance = with_tolerance or row.tolerance ~= ""
-    table.insert(rows, { shown(row.behaviour, row), plain(row.torch), plain(row.miniddp), plain(row.tolerance) })
+    table.insert(rows, { shown(row.behaviour, row), plain(row.torch), plain(row.miniddp), tolerance(row.tolerance) })
   end
   local header = { table.unpack(HEADER) }
   if not with_tolerance then

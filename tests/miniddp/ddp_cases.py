@@ -382,7 +382,7 @@ def buffers_left_alone(wrap: Any, rank: int, world_size: int) -> None:
 
 @parity("wrapping", CLOSE)
 def initial_buffers_and_weights(wrap: Any, rank: int, world_size: int) -> None:
-    """Wrapping copies rank 0's weights and buffers; keys of its state begin with `module.`."""
+    """Wrapping copies rank 0's weights and buffers; its state has `module.` before each key."""
 
     def build() -> nn.Module:
         model = Mlp()
@@ -882,7 +882,7 @@ def two_forwards_then_two_backwards(wrap: Any, rank: int, world_size: int) -> No
 
 @parity("averaging")
 def wrapped_twice(wrap: Any, rank: int, world_size: int) -> None:
-    """A module that is wrapped while another wrapper of it lives: that one stays still."""
+    """A module that is wrapped while another wrapper of it lives: the earlier one stays still."""
     module = Mlp()
     first = wrap(module)
     second = wrap(module)

@@ -209,10 +209,12 @@ DDP_OPTIONS = {
     "static_graph": "`static_graph=True`: trust that every step uses the same parameters",
     "mixed_precision": "`mixed_precision`: keep parameters and send gradients in 16 bits",
     "device_mesh": "`device_mesh`, for DDP together with tensor parallelism",
-    "delay_all_reduce_named_params": "Parameters whose all-reduce is put off to a later moment",
-    "bucket_cap_mb_list": "A size for each bucket",
-    "batched_grad_copy": "Gradients copied into a bucket together",
-    "skip_all_reduce_unused_params": "Unused parameters left out of the all-reduce",
+    "delay_all_reduce_named_params": "`delay_all_reduce_named_params`: parameters whose all-reduce "
+    "is put off to a later moment",
+    "bucket_cap_mb_list": "`bucket_cap_mb_list`: a size for each bucket",
+    "batched_grad_copy": "`batched_grad_copy`: gradients copied into a bucket together",
+    "skip_all_reduce_unused_params": "`skip_all_reduce_unused_params`: unused parameters left out "
+    "of the all-reduce",
 }
 DDP_METHODS = {"join": "`join()`: ranks with different numbers of batches"}
 WITH_JOIN = {"join_device", "join_hook", "join_process_group"}
@@ -227,7 +229,7 @@ FSDP_OPTIONS = {
     "mp_policy": "`mp_policy`: 16-bit compute over 32-bit shards",
     "offload_policy": "`offload_policy`: shards in CPU memory",
     "ignored_params": "`ignored_params`: parameters that stay whole",
-    "shard_placement_fn": "Shards along another dimension than the first",
+    "shard_placement_fn": "`shard_placement_fn`: shards along another dimension than the first",
 }
 INSTEAD_OF_METHODS = {"dp_mesh_dims"}
 

@@ -199,7 +199,8 @@ def check_errors(collectives, rank, size):
             call()
 
 
-BY_DTYPE = ", ".join(f"{str(dtype)[6:]} {short(value)}" for dtype, value in TOLERANCE.items())
+by_dtype = ", ".join(f"{str(dtype)[6:]} {short(value)}" for dtype, value in TOLERANCE.items())
+BY_DTYPE = f"rtol and atol: {by_dtype}"
 CHECKS = {
     check_all_reduce: BY_DTYPE,
     check_reduce_scatter: BY_DTYPE,
