@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Browser, sync_playwright
 
 from .forked import IMPORTED
@@ -29,10 +30,15 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 
 
 def preload_more() -> None:
-    """The ranks of a test are forks of one server. What it has imported, they need not import."""
+    """The ranks of a test are forks of one server. What it has imported, they need not import.
+
+    Where there are GPUs it has to stay without dynamo (miniddp.launch), so without all of these.
+    """
     context = multiprocessing.get_context("forkserver")
     preload = context.set_forkserver_preload
-    context.set_forkserver_preload = lambda modules: preload([*modules, *IMPORTED])
+    context.set_forkserver_preload = lambda modules: preload(
+        [*modules, *(IMPORTED if "torch._dynamo" in modules else ())]
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -60,7 +66,10 @@ def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fast_bin() -> Iterator[Path]:
-    """A folder with a Python that starts at once."""
+    """A folder with a Python that starts at once; with GPUs, which no fork may share, the real."""
+    if torch.cuda.is_available():
+        yield Path(sys.executable).parent
+        return
     with make_fast_bin() as folder:
         yield folder
 
