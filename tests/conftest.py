@@ -67,7 +67,7 @@ def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def fast_bin() -> Iterator[Path]:
     """A folder with a Python that starts at once; with GPUs, which no fork may share, the real."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or sys.platform != "linux":
         yield Path(sys.executable).parent
         return
     with make_fast_bin() as folder:

@@ -3,7 +3,7 @@
 The folder of the fixture `fast_bin` holds `python`, `python3` and `torchrun`. They stand for the
 real ones: arguments, environment, working directory, open files, signals and exit status are those
 of the program, and whatever it starts with `sys.executable` is forked as well. Two seconds of
-processor time are saved for each process, which is most of what short programs take.
+processor time are saved for each process, which is most of what short programs take. Linux only.
 
 What cannot be handed to a fork (options of the interpreter, TORCH_LOGS) starts the real Python.
 """
@@ -72,16 +72,14 @@ def fast_bin() -> Iterator[Path]:
         server = subprocess.Popen(
             [sys.executable, __file__, address, folder / "python"],
             env={**environment, "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         assert server.stdout
-        assert server.stdout.readline() == b"ready\n"
-        yield folder
-        server.kill()
-        server.wait()
-        server.stdout.close()
+        with server:  # ends when this process has closed its end of stdin, or has ended
+            assert server.stdout.readline() == b"ready\n"
+            yield folder
 
 
 # In the server
@@ -94,11 +92,13 @@ def serve(address: str) -> tuple[list[Any], list[int]]:
         listener.bind(address)
         listener.listen(64)
         print("ready", flush=True)
-        while True:
+        while listener in select.select([listener, sys.stdin], [], [])[0]:
             client, _ = listener.accept()
             if os.fork() == 0:
                 break
             client.close()
+        else:
+            os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     length, files, _, _ = socket.recv_fds(client, 9, 250)
     told = client.makefile("rb").read(int(length))
