@@ -198,8 +198,9 @@ def _step(path: Path) -> int:
 
 def remove_old(newest: Path, keep: int) -> None:
     """Leave `keep` of the checkpoints up to `newest`."""
-    files = _checkpoints(newest.parent)
-    for path in files[: max(0, files.index(newest) + 1 - keep)]:
+    found = _checkpoints(newest.parent)
+    files = [path for path in found if _step(path) <= _step(newest)]
+    for path in files[:-keep]:
         try:
             path.unlink()
         except OSError as error:

@@ -763,6 +763,22 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
     assert caplog.messages == [f"cannot remove the old {old}: Permission denied"]
 
 
+def test_a_folder_that_is_deleted_right_after_a_save_is_made_anew_by_the_next(
+    tmp_path, alone, monkeypatch
+):
+    folder, write = tmp_path / "saved", checkpoint.write_state
+
+    def write_and_lose(path, state):
+        write(path, state)
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr(checkpoint, "write_state", write_and_lose)
+    save_small(0, folder, 1, keep=1)
+    assert not folder.exists()
+    monkeypatch.undo()
+    assert save_small(0, folder, 2, keep=1).exists()
+
+
 @pytest.mark.parametrize(
     "call",
     [
