@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from instruments import clock, flops
+from instruments import bench_ddp, bench_ring, clock, flops
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = 2**20  # bytes that the stand-in always says are allocated
@@ -131,6 +131,8 @@ def test_times_wait_for_the_gpu(asked: list[str]) -> None:
             Model(), lambda *_: None, []
         ),
         clock.clock,
+        bench_ddp.now,
+        lambda: bench_ring.synchronize(torch.ones(1)),
     ]
     for number, take in enumerate(timed):
         asked.clear()
@@ -143,6 +145,8 @@ def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
     profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
     assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
     assert torch.profiler.ProfilerActivity.CUDA in profile.BOTH
+    started = part_of("runs/02-ranks.py", "ranks", "gpus")
+    assert (started.ranks, started.gpus) == (2, 1)  # one rank more than NCCL takes
 
 
 def test_a_rank_gets_a_share_of_the_gpus_memory(asked: list[str]) -> None:
