@@ -36,8 +36,9 @@ function M.read(name, fail)
     one.rows:insert(row)
   end
   for _, column in ipairs(one.columns) do
-    one.headings[column] = told("columns", column, fail)
-    one.units[column] = one.headings[column]:match("%(([^()]+)%)$")
+    local heading = told("columns", column, fail)
+    one.headings[column] = heading:match("^number %((.+)%)$") or heading
+    one.units[column] = heading:match("%(([^()]+)%)$")
     local is_text = one.rows:find_if(function(row) return not tonumber(row[column]) end)
     if not one.units[column] and not is_text then fail(("%s: %s has no unit in %s"):format(path, column, SOURCES)) end
   end
