@@ -177,7 +177,8 @@ class Job:
         return self.processes[-1].code is not None
 
     def files(self) -> set[str]:
-        return {path.name for path in self.saved.iterdir()} if self.saved.exists() else set()
+        """What is there, apart from the hidden lock."""
+        return {path.name for path in self.saved.glob("[!.]*")}
 
     def orphans(self) -> int:
         """Ranks that go on when all launchers have ended; they are then killed."""

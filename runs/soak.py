@@ -118,7 +118,7 @@ def soak(folder: Path, steps: int) -> list[str]:
         print(f"{name}: {ratio - 1:+.2%} from the second quarter to the last")
         if ratio > 1 + FLAT:
             problems.append(f"{name} grows: {ratio - 1:+.2%}")
-    kept = sorted(path.name for path in straight.iterdir())
+    kept = sorted(path.name for path in straight.glob("[!.]*"))
     if len(kept) != 2 or kept[-1] != file(steps):
         problems.append(f"the folder holds {kept}")
     begun = newest(stopped)

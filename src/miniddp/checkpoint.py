@@ -15,7 +15,6 @@ import fcntl
 import functools
 import itertools
 import logging
-import os
 import random
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from miniddp.job import check_alike, succeed_together
 from miniddp.process import check_group
 from miniddp.state_file import CheckpointError, read_state, write_state
 
+LOCK = ".lock"  # a file: NFS and Lustre lock no folder for other machines
 logger = logging.getLogger(__name__)
 
 
@@ -122,7 +122,8 @@ def locked(folder: str | Path) -> Iterator[None]:
     """Within it, no other training that asks for this lock uses the folder.
 
     What a process that was killed has left unfinished there is removed. Raises
-    `CheckpointError` if another training holds the lock, on whatever machine.
+    `CheckpointError` if another training holds the lock, on another machine too
+    where the file system tells machines of locks, as NFS does.
     """
     check_group()
 
@@ -130,10 +131,9 @@ def locked(folder: str | Path) -> Iterator[None]:
         if dist.get_rank() != 0:
             return
         Path(folder).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        held.callback(os.close, descriptor)
+        file = held.enter_context((Path(folder) / LOCK).open("ab"))
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError("another training is using it") from error
         for unfinished in Path(folder).glob("step-*.unfinished"):

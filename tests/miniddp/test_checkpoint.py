@@ -691,7 +691,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(tmp_pat
             save_small(rank, tmp_path, 3)
 
     run(lock_and_save, 2)
-    assert sorted(os.listdir(tmp_path)) == [old, "step-00000003.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", old, "step-00000003.safetensors"]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def file(step: int) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.glob("[!.]*"))
 
 
 def train(options: Options, look_every: int = 20) -> Result:
@@ -168,7 +168,7 @@ def test_a_learning_rate_that_is_far_too_large_is_an_error_of_the_command(tmp_pa
     ended = command(*arguments)
     assert ended.returncode == 1
     assert " is not finite on rank 0; the last good checkpoint: " in ended.stderr.splitlines()[-1]
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("step-*"):
         weights = read_state(path)[0]["shared"]["model"].values()
         assert all(bool(weight.isfinite().all()) for weight in weights)
 
@@ -280,7 +280,7 @@ def test_the_command_saves_on_sigterm_and_leaves_with_a_code_of_its_own(tmp_path
         started.process.terminate()
         _, text = started.process.communicate()
     assert started.process.returncode == 75
-    (saved,) = (tmp_path / "saved").iterdir()
+    (saved,) = (tmp_path / "saved").glob("[!.]*")
     step = read_state(saved)[0]["step"]
     line = f"stopped by a signal after step {step}; the last checkpoint: {saved}"
     assert text.splitlines()[-1] == line
@@ -291,7 +291,7 @@ def test_torchrun_that_is_terminated_lets_its_ranks_save(tmp_path):
         started.process.terminate()
         _, text = started.process.communicate()
         assert not any(map(is_running, started.ranks))
-    (saved,) = (tmp_path / "saved").iterdir()
+    (saved,) = (tmp_path / "saved").glob("[!.]*")
     assert text.count("stopped by a signal after step ") == 1
     assert len(read_state(saved)[0]["random_states"]) == 2
 
@@ -310,12 +310,9 @@ def test_ranks_end_with_the_torchrun_that_started_them(tmp_path):
 
 @contextlib.contextmanager
 def checkpoint_lock(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (folder / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_free(folder: Path) -> bool:
