@@ -31,9 +31,10 @@ print("\n".join(line for line in lines if not line.startswith("after")))
 # %% name="memory"
 fig, axes = plt.subplots(figsize=(6.4, 2.8))
 steps = [int(at) for at, *_ in points]
-for rank in range(2):
+for rank, look in enumerate(("o-", "x--")):
     memory = [float(point[1 + rank]) for point in points]
-    axes.plot(steps, memory, marker="o", color=RANK_COLORS[rank], label=f"rank {rank}")
+    axes.plot(steps, memory, look, color=RANK_COLORS[rank], label=f"rank {rank}")
+axes.margins(y=0.3)
 axes.set(xlabel="steps", ylabel="resident memory, MB", ylim=(0, None))
 axes.legend()
 figure(fig)

@@ -61,6 +61,8 @@ function M.measurements(div, fail)
     for _, fact in ipairs(FACTS) do
       local text = one.source(fact, fact == "path" or fact == "commit" or fact == "caveat")
       if fact == "authors" then text = pandoc.Inlines { pandoc.Link(text, one.source "address") } end
+      local repository = fact == "commit" and one.source("address"):match("^https://github%.com/[^/#]+/[^/#]+")
+      if text and repository then text = pandoc.Inlines { pandoc.Link(text, repository .. "/tree/" .. text) } end
       if text then table.insert(rows, { fact:gsub("^%l", string.upper), text }) end
     end
     local download = pandoc.Link(file, project.link("measurements/" .. file), "", { download = file })

@@ -882,7 +882,7 @@ def two_forwards_then_two_backwards(wrap: Any, rank: int, world_size: int) -> No
 
 @parity("averaging")
 def wrapped_twice(wrap: Any, rank: int, world_size: int) -> None:
-    """A module that is wrapped while another wrapper of it lives: the earlier one stays still."""
+    """A module that is wrapped while another wrapper lives: the earlier one averages no more."""
     module = Mlp()
     first = wrap(module)
     second = wrap(module)

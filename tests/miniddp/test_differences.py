@@ -116,7 +116,7 @@ def create_graph(rank: int) -> None:
 @row(
     "differ",
     says="`backward(create_graph=True)`.",
-    torch="An error about a leaf that is changed in place.",
+    torch="Often an error, about a leaf that is changed in place.",
     miniddp="An error that names the option.",
 )
 def test_create_graph() -> None:
@@ -207,7 +207,7 @@ def test_what_a_collective_returns() -> None:
 
 DDP_OPTIONS = {
     "static_graph": "`static_graph=True`: trust that every step uses the same parameters",
-    "mixed_precision": "`mixed_precision`: keep parameters and send gradients in 16 bits",
+    "mixed_precision": "`mixed_precision`: compute, and send gradients, in 16 bits",
     "device_mesh": "`device_mesh`, for DDP together with tensor parallelism",
     "delay_all_reduce_named_params": "`delay_all_reduce_named_params`: parameters whose all-reduce "
     "is put off to a later moment",

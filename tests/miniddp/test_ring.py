@@ -123,7 +123,7 @@ def cases():
 
 
 def check_all_reduce(collectives, rank, size):
-    """`all_reduce` of any length, dtype and op; all ranks hold the same, bit for bit."""
+    """`all_reduce` of any length and dtype, SUM and AVG; all ranks hold the same, bit for bit."""
     large = (3_000_017,), torch.float32, ReduceOp.SUM, 0
     for shape, dtype, op, seed in [*cases(), large]:
         tensors = [random_tensor(shape, dtype, seed + peer) for peer in range(size)]

@@ -42,7 +42,7 @@ GPU = "needs GPUs: what it looks at does not exist on the CPU"
 LOG = "reads what torch's class writes into its own log"
 PRIVATE = "calls private methods of torch's class or of its reducer"
 IGNORED = "parameters that DDP ignores, a private interface of torch"
-JOIN = "`join()` for uneven numbers of batches; miniddp's sampler makes them even"
+JOIN = "`join()` for uneven numbers of batches, which miniddp does not have"
 
 DISTRIBUTED_TEST = {
     **passes(
