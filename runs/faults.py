@@ -555,7 +555,7 @@ class Disk:
     """A small disk at a folder. Who may not mount one gets a limit of the files' size instead."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.is_covered = folder, False
 
     def __enter__(self) -> "Disk":
         self.is_mounted = self.mount("-t", "tmpfs", "-o", "size=64m", "none")
@@ -566,7 +566,7 @@ class Disk:
     def __exit__(self, *_: object) -> None:
         self.allow()
         if self.is_mounted:
-            subprocess.run(["umount", "--lazy", self.folder], check=True)
+            self.unmount()
 
     def mount(self, *options: str) -> bool:
         return not subprocess.run(["mount", *options, self.folder], capture_output=True).returncode
@@ -582,16 +582,22 @@ class Disk:
             self.mount("-o", "remount,size=64m")
 
     def forbid(self) -> None:
+        """By a mount over it: the disk itself is busy while somebody has a file open to write."""
         if self.is_mounted:
-            wait_for(lambda: self.mount("-o", "remount,ro"), "the disk stays busy")
+            self.is_covered = self.mount("--bind", str(self.folder))
+            self.mount("-o", "remount,bind,ro")
         else:
             self.folder.chmod(0o555)
 
     def allow(self) -> None:
-        if self.is_mounted:
-            self.mount("-o", "remount,rw")
-        else:
+        if self.is_covered:
+            self.unmount()
+            self.is_covered = False
+        elif not self.is_mounted:
             self.folder.chmod(0o755)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "--lazy", self.folder], check=True)
 
 
 PHASES = {  # of faulty.PHASES, and how one says it
