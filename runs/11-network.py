@@ -157,7 +157,7 @@ table(
         for_both("its gradients, GB", lambda name: gradient_bytes / 1e9),
         for_both("a machine sends 2 · 7/8 of that, GB", lambda name: sent / 1e9),
         for_both("its card would need, s", lambda name: sent / CARD[name]),
-        for_both("measured all-reduce, s", message.__getitem__),
+        for_both("its all-reduce, measured on 32 GPUs, s", message.__getitem__),
         for_both("step: compute + all-reduce, s", lambda name: compute + message[name]),
         [
             f"samples a second: {GPUS} · {BATCH} ÷ step",

@@ -131,7 +131,8 @@ styles = [("-", "o"), ("--", "s"), (":", "^")]
 for (name, losses), (dash, marker) in zip(sgd.items(), styles, strict=True):
     axes.plot(FACTORS, losses, dash, marker=marker, label=name)
 axes.axhline(GUESSING, color=LINE, linewidth=1)
-axes.annotate("guessing", (1, GUESSING), va="top", color=MUTED)
+axes.annotate("guessing", (FACTORS[-1], GUESSING), va="bottom", ha="right", color=MUTED)
+axes.margins(y=0.12)
 axes.set_xscale("log", base=2)
 axes.set_xticks(FACTORS, labels=[str(k) for k in FACTORS])
 axes.set(xlabel="batch, in multiples of the base batch", ylabel="loss on other samples")
@@ -150,6 +151,10 @@ record(
     loss_same_4=same[2],
     loss_linear_4=linear[2],
     loss_linear_most=linear[-1],
+    loss_linear_8=linear[3],
+    loss_warm_8=warm[3],
+    loss_linear_32=linear[5],
+    loss_warm_32=warm[5],
 )
 
 
@@ -163,8 +168,8 @@ assert max(warm_losses) < max(plain_losses)
 record(start_factor=AT, first_loss=first, peak_plain=max(plain_losses), peak_warm=max(warm_losses))
 
 fig, axes = plt.subplots()
-axes.plot(plain_losses, "--", label="rate × k")
-axes.plot(warm_losses, ":", label="rate × k, warm-up")
+axes.plot(plain_losses, "C1--", label="rate × k")
+axes.plot(warm_losses, "C2:", label="rate × k, warm-up")
 axes.set(xlabel="step", ylabel="loss of the batch", ylim=(0, None))
 axes.legend()
 figure(fig)
