@@ -1,6 +1,8 @@
 -- Keeps what touches a formula on its line: browsers break between a formula and a full stop.
+-- And names of options and of environment variables, which they break behind a hyphen.
 
 local OPENING, CLOSING = "[%(%[]+$", "^[^%w]+"
+local OPTION, VARIABLE, LONGEST = "^%-%-[%w_-]+$", "^[%u%d_]+$", 34
 
 -- Takes the part of the string `inline` that matches off; what is left may be empty.
 local function take(inline, pattern)
@@ -24,4 +26,10 @@ local function keep_together(inlines)
   return done
 end
 
-return function(blocks) return blocks:walk { Inlines = keep_together } end
+local function keep_name(code)
+  local is_name = code.text:match(OPTION) or code.text:match(VARIABLE)
+  if is_name and #code.text <= LONGEST then code.classes:insert("nobreak") end
+  return code
+end
+
+return function(blocks) return blocks:walk { Inlines = keep_together, Code = keep_name } end

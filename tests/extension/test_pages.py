@@ -128,6 +128,13 @@ def test_what_touches_a_formula_stays_on_its_line(render, text, kept):
     assert [part.replace("’", "'") for part in found] == kept
 
 
+def test_names_of_options_and_variables_stay_on_their_line(render):
+    text = "`--nnodes` `--a_b-c` `OMP_NUM_THREADS` `--nnodes=2` `a-b` `rank` `--%s`" % ("x" * 40)
+    html = render(PAGE, text, to="html5").stdout
+    kept = re.findall(r'<code class="nobreak">(.*?)</code>', html)
+    assert kept == ["--nnodes", "--a_b-c", "OMP_NUM_THREADS"]
+
+
 def test_quote_without_a_repository_has_no_link(render, book):
     (book / "_quarto.yml").write_text("project:\n  type: book\n", encoding="utf-8")
     html = render(PAGE, '::: {.code symbol="miniddp:VERSION"}\n:::\n').stdout
