@@ -37,4 +37,5 @@ def content(tensor: Tensor | None) -> tuple[torch.Size, bytes] | None:
     """Shape and bytes: equal for equal tensors, also where they hold NaN."""
     if tensor is None:
         return None
-    return tensor.shape, tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().cpu().reshape(-1)
+    return tensor.shape, flat.view(torch.uint8).numpy().tobytes()
