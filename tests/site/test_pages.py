@@ -199,35 +199,26 @@ FORMULAS = """() => [
         .length]"""
 
 
+BOTH_WIDTHS = {
+    "a line begins with what touches a formula": TORN_OFF,
+    "the number of a note covers code": ON_CODE,
+    "a line of 80 characters does not fit": CUT_OFF,
+}
+
+
 @pytest.mark.parametrize("width", [360, 1280])
-def test_no_line_begins_with_what_touches_a_formula(visit: Visit, width: int) -> None:
+def test_text_and_code_have_room(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 900})
-    assert visit.page.evaluate(TORN_OFF) == []
+    found = {name: visit.page.evaluate(script) for name, script in BOTH_WIDTHS.items()}
+    assert {name: where for name, where in found.items() if where} == {}
+    blocks = visit.page.evaluate(SCROLLING)
+    assert [block for block in blocks if block[1:] != [0, 4]] == [], "code scrolls, and hides it"
 
 
 def test_formulas_have_their_font_and_other_pages_do_not_load_it(visit: Visit) -> None:
     visit.page.evaluate("document.fonts.ready.then(() => null)")
     formulas, loaded = visit.page.evaluate(FORMULAS)
     assert loaded == (formulas > 0)
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_annotations_cover_no_code(visit: Visit, width: int) -> None:
-    visit.page.set_viewport_size({"width": width, "height": 900})
-    assert visit.page.evaluate(ON_CODE) == []
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_code_that_scrolls_shows_it(visit: Visit, width: int) -> None:
-    visit.page.set_viewport_size({"width": width, "height": 900})
-    found = visit.page.evaluate(SCROLLING)
-    assert [block for block in found if block[1:] != [0, 4]] == []
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_line_of_80_characters_fits(visit: Visit, width: int) -> None:
-    visit.page.set_viewport_size({"width": width, "height": 900})
-    assert visit.page.evaluate(CUT_OFF) == []
 
 
 def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
