@@ -55,7 +55,7 @@ record(sequences=len(sequences), held_out=len(held_out))
 
 def say(text: str) -> None:
     """Prints at once, in lines that are short enough for three ranks beside each other."""
-    print(textwrap.fill(text, 34, subsequent_indent="  "), flush=True)
+    print(textwrap.fill(text, 28, subsequent_indent="  "), flush=True)
 
 
 def spaced(indices: Iterable[int]) -> str:
@@ -376,8 +376,9 @@ for world_size in RANKS:
 assert all(max(abs(value - exact) for value in way) > 0.01 for way in found.values())
 
 fig, axes = plt.subplots(figsize=(5, 3))
-for (name, way), look in zip(found.items(), ("x-", "o--"), strict=True):
-    axes.plot(RANKS, way, look, color=MUTED, markersize=4, linewidth=1, label=name)
+looks = {"repeated": ("x-", FOREGROUND), "mean of the ranks": ("o--", MUTED)}
+for name, (look, color) in looks.items():
+    axes.plot(RANKS, found[name], look, color=color, markersize=4, linewidth=1, label=name)
 axes.axhline(exact, color=FOREGROUND, linewidth=3, label="sums and counts")
 axes.set(xlabel="ranks", ylabel="loss of one model")
 axes.legend(loc="lower center", bbox_to_anchor=(0.44, 1), ncols=3, columnspacing=1)

@@ -349,8 +349,8 @@ Work = Callable[[int], None]
 
 
 def say(text: str) -> None:
-    """Prints at once, in lines that are short enough for two ranks beside each other."""
-    print(textwrap.fill(text, 34, subsequent_indent="  "), flush=True)
+    """Prints at once, in lines that are short enough for three ranks beside each other."""
+    print(textwrap.fill(text, 28, subsequent_indent="  "), flush=True)
 
 
 def short(error: Exception) -> str:
