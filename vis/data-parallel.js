@@ -18,7 +18,7 @@ export function start({ ranks = RANKS, samples = SAMPLES, steps = STEPS, every =
   const all = spirals(samples);
   const shares = parts(all, ranks, fault === "parts");
   const links = shares.map(() => new MessageChannel()); // link r: from rank r to its right
-  const common = { steps, every, sync: fault !== "sync" };
+  const common = { steps, every, sync: fault !== "sync", ownOrder: fault === "order" };
   const jobs = shares.map((share, rank) => ({
     ...common, rank, size: ranks, samples: share,
     ports: [links[(rank + ranks - 1) % ranks].port2, links[rank].port1],
@@ -58,7 +58,7 @@ export const distance = (replicas) =>
 
 const FAULTS = new Map([
   ["none", "nothing"], ["sync", "no all-reduce"], ["parts", "unequal parts"],
-  ["start", "other starting weights"], ["slow", "a slow rank"], ["stop", "a rank that stops"],
+  ["start", "other starting weights"], ["order", "own order of adding"], ["slow", "a slow rank"], ["stop", "a rank that stops"],
 ]);
 
 const PLOT = { left: 40, right: 430, top: 14, bottom: 150 };
@@ -131,6 +131,7 @@ export function verdict(fault, { losses, gap, step }) {
     slow: `Their loss is ${number(mine[0])}, as without the slow rank: all four trained at its pace.`,
     sync: `Nobody averaged: four different models have losses from ${number(Math.min(...mine))} to ${number(Math.max(...mine))}. ${one}`,
     parts: `Their loss is ${number(mine[0])}. ${one} The mean of the ranks' means is not the mean of all samples: eight samples of a small part count as much as the ${SAMPLES - 8 * (RANKS - 1)} of rank 0.`,
+    order: `Their loss is ${number(mine[0])}. Each rank added the same four gradients, its own first: the sums differ in their last bits, and these differences stay.`,
     start: `The gradients were averaged, so all moved alike, and the difference from the start never closed: losses from ${number(Math.min(...mine))} to ${number(Math.max(...mine))}. ${one}`,
   };
   return `After ${step.toLocaleString("en")} steps ${equal}. ${said[fault]}`;

@@ -1,6 +1,6 @@
 // A rank of data-parallel.js: a web worker with its own samples, weights and optimizer.
 
-import { adam, allReduceMean, lossAndGradient } from "./spirals.js";
+import { adam, allReduceMean, lossAndGradient, meanInOwnOrder } from "./spirals.js";
 
 const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
@@ -15,13 +15,14 @@ function neighbours([left, right]) {
 }
 
 onmessage = async ({ data }) => {
-  const { rank, size, ports, weights, samples, steps, every, sync, delay, last } = data;
+  const { rank, size, ports, weights, samples, steps, every, sync, ownOrder, delay, last } = data;
   const { send, receive } = ports ? neighbours(ports) : {};
+  const average = ownOrder ? meanInOwnOrder : allReduceMean;
   const update = adam(weights.length);
   for (let step = 1; step <= Math.min(steps, last); step += 1) {
     const { gradient } = lossAndGradient(weights, samples);
     if (delay) await wait(delay);
-    if (sync && size > 1) await allReduceMean(gradient, rank, size, send, receive);
+    if (sync && size > 1) await average(gradient, rank, size, send, receive);
     update(weights, gradient);
     if (step % every === 0 || step === steps) postMessage({ rank, step, weights: weights.slice() });
   }

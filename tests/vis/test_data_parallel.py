@@ -18,8 +18,9 @@ from miniddp import DistributedDataParallel, run_ranks
 __all__ = ["compute", "page"]  # fixtures
 
 RANKS, SAMPLES, STEPS = 4, 64, 20
-FAULTS = ["nothing", "no all-reduce", "unequal parts", "other starting weights", "a slow rank"]
-HARMLESS = ["nothing", "a slow rank"]
+APART = ["no all-reduce", "other starting weights", "own order of adding"]
+FAULTS = ["nothing", *APART, "unequal parts", "a slow rank"]
+HARMLESS = ["nothing", "own order of adding", "a slow rank"]
 
 
 def heights(points: str | None) -> list[float]:
@@ -87,6 +88,15 @@ def test_four_workers_train_as_four_ranks_of_miniddp(compute: Any, start: Any, f
     assert alone == (fault == "none"), "unequal parts train another model than one process"
 
 
+def test_sums_in_an_own_order_part_by_a_rounding(compute: Any) -> None:
+    options = {"ranks": RANKS, "samples": SAMPLES, "steps": STEPS, "fault": "order"}
+    found = compute.page.evaluate(
+        "async options => (await import('/vis/data-parallel.js')).train(options)", options
+    )
+    assert found["1"] != found["0"]
+    assert found["1"] == pytest.approx(found["0"], abs=1e-12)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_page_says_what_became_of_the_replicas(page: Page, fault: str) -> None:
     page.set_default_timeout(120_000)
@@ -95,8 +105,7 @@ def test_the_page_says_what_became_of_the_replicas(page: Page, fault: str) -> No
     page.get_by_role("button", name="Run").click()
     says = page.get_by_role("status")
     expect(says).to_contain_text("After 1,500 steps", timeout=120_000)
-    apart = fault in ("no all-reduce", "other starting weights")
-    expect(says).to_contain_text("differ by up to" if apart else "equal to the bit")
+    expect(says).to_contain_text("differ by up to" if fault in APART else "equal to the bit")
     drawn = page.locator("polyline").evaluate_all("all => all.map(e => e.points.length)")
     assert drawn == [150] * 6
     example = heights(page.locator("path.example").first.get_attribute("d"))
