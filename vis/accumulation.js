@@ -138,7 +138,7 @@ function build() {
         html("thead", {}, html("tr", {}, column("#"), column("forward"), column("backward"),
           column(badge(0), " .grad"), column(badge(1), " .grad"))), body),
       html("p", { class: "note" }, html("span", { class: "pass covered" }, "inside no_sync"),
-        " ⇄ messages leave · ", html("i", { class: "own" }, "1"), " one rank's own · ", html("i", { class: "mean" }, "2"), " mean of both")),
+        " keep, send: what forward tells the hooks · ⇄ messages leave · ", html("i", { class: "own" }, "1"), " one rank's own · ", html("i", { class: "mean" }, "2"), " mean of both")),
     says, html("div", { class: "controls" }, html("div", { class: "buttons" }, back, forward), place));
   go(2); // the first gradient is there
   return widget;

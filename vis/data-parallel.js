@@ -52,7 +52,10 @@ export function train(options) {
 
 /** The largest difference between the weights of two replicas. */
 export const distance = (replicas) =>
-  Math.max(...replicas.slice(1).map((other) => other.reduce((most, w, i) => Math.max(most, Math.abs(w - replicas[0][i])), 0)));
+  Math.max(...replicas[0].map((_, i) => {
+    const same = replicas.map((weights) => weights[i]);
+    return Math.max(...same) - Math.min(...same);
+  }));
 
 // The page ------------------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ function plot() {
     axis(lossAt(0), "0"), axis(lossAt(0.35), "0.35"), axis(lossAt(0.7), "0.7"),
     svg("text", { x: 2, y: 176 }, "largest difference between two replicas"),
     axis(gapAt(1), "1"), axis(gapAt(1e-8), "1e-8"), axis(GAP_BOTTOM, "0"),
-    [0, 500, 1000, 1500].map((step) => svg("text", { x: across(step), y: 286, "text-anchor": step === STEPS ? "end" : "middle" }, step)),
+    [0, 500, 1000, 1500].map((step) => svg("text", { x: across(step), y: 286, "text-anchor": step === STEPS ? "end" : "middle" }, step ? step : "step 0")),
     example(), lines.get("alone"), names.slice(0, -1).map((name) => lines.get(name)), gap);
   const add = (line, x, y) => line.setAttribute("points", `${line.getAttribute("points") ?? ""} ${x.toFixed(1)},${y.toFixed(1)}`);
   return {
@@ -123,7 +126,7 @@ export function verdict(fault, { losses, gap, step }) {
   const one = `One process with all the samples has ${number(losses.alone ?? NaN)}.`;
   if (fault === "stop") {
     return `Rank ${RANKS - 1} stopped after step ${STOPS_AFTER}. The others have waited for its gradients since then: `
-      + "a rank cannot tell one that is late from one that is gone.";
+      + "nothing here tells them whether it is late or gone.";
   }
   const equal = gap === 0 ? "the four replicas are equal to the bit" : `two replicas differ by up to ${gap.toPrecision(1)}`;
   const said = {

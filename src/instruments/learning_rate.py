@@ -36,8 +36,8 @@ def square_root_scaling(learning_rate: float, base_batch_size: int, batch_size: 
 def warmup(step: int, warmup_steps: int, start: float, target: float) -> float:
     """The learning rate of `step` (from 0): from `start` by equal amounts to `target`.
 
-    The gradual warm-up of Goyal et al., 2017: `start` is the learning rate of one worker, `target`
-    the scaled one, reached at step `warmup_steps` (5 epochs there) and kept from then on.
+    The gradual warm-up of Goyal et al., 2017: `start` is the unscaled learning rate, `target` the
+    scaled one, reached at step `warmup_steps` (5 epochs there) and kept from then on.
     """
     check_amounts(step=step, warmup_steps=warmup_steps, start=start, target=target)
     if step >= warmup_steps:
