@@ -4,6 +4,7 @@
 local import = ...
 local chart = import "chart"
 local figure = import "figure"
+local fold = import "fold"
 local make_table = import "table"
 local measurement = import "measurement"
 local output = import "output"
@@ -11,7 +12,9 @@ local project = import "project"
 
 local M = {}
 
-local FACTS = { "measured", "hardware", "software", "date", "authors", "licence", "read", "path", "commit", "caveat" }
+local FACTS = { "measured", "hardware", "software", "date", "authors", "caveat" }
+local SOURCE = { "read", "path", "commit", "licence" }
+local OPTIONAL = { path = true, commit = true, caveat = true }
 
 local function words(text)
   local found = pandoc.List {}
@@ -53,24 +56,48 @@ function M.measured(div, fail)
   return pandoc.Div(figure(pandoc.Blocks { shown }, div, fail) .. tables:map(measurement.badge), { class = "run" })
 end
 
+-- A table of what sources.toml says about a table, with links.
+local function facts(one, keys)
+  local rows = pandoc.List {}
+  for _, fact in ipairs(keys) do
+    local text = one.source(fact, OPTIONAL[fact])
+    if fact == "authors" then text = pandoc.Inlines { pandoc.Link(text, one.source "address") } end
+    local repository = fact == "commit" and one.source("address"):match("^https://github%.com/[^/#]+/[^/#]+")
+    if text and repository then text = pandoc.Inlines { pandoc.Link(text, repository .. "/tree/" .. text) } end
+    if text then rows:insert { fact:gsub("^%l", string.upper), text } end
+  end
+  return rows
+end
+
+local function largest(one, column)
+  local most = one.rows[1][column]
+  for _, row in ipairs(one.rows) do
+    if (tonumber(row[column]) or 0) > (tonumber(most) or 0) then most = row[column] end
+  end
+  return most
+end
+
 function M.measurements(div, fail)
   div.content = pandoc.Blocks {}
-  local index = pandoc.List {}
+  local collectives, others = pandoc.List {}, pandoc.List {}
   for _, file in ipairs(project.list("measurements", "%.csv$")) do
-    local one, rows = measurement.read(file:gsub("%.csv$", ""), fail), {}
-    for _, fact in ipairs(FACTS) do
-      local text = one.source(fact, fact == "path" or fact == "commit" or fact == "caveat")
-      if fact == "authors" then text = pandoc.Inlines { pandoc.Link(text, one.source "address") } end
-      local repository = fact == "commit" and one.source("address"):match("^https://github%.com/[^/#]+/[^/#]+")
-      if text and repository then text = pandoc.Inlines { pandoc.Link(text, repository .. "/tree/" .. text) } end
-      if text then table.insert(rows, { fact:gsub("^%l", string.upper), text }) end
-    end
+    local one = measurement.read(file:gsub("%.csv$", ""), fail)
+    local shown = facts(one, FACTS)
     local download = pandoc.Link(file, project.link("measurements/" .. file), "", { download = file })
-    table.insert(rows, { "Table", pandoc.Inlines { download, pandoc.Str((", %d rows"):format(#one.rows)) } })
-    div.content:extend { pandoc.Header(2, one.source "title", pandoc.Attr(one.name)), make_table(nil, rows, "facts") }
-    index:insert { pandoc.Inlines { pandoc.Link(one.source "title", "#" .. one.name) }, one.source "hardware" }
+    shown:insert { "Table", pandoc.Inlines { download, pandoc.Str((", %d rows"):format(#one.rows)) } }
+    div.content:extend { pandoc.Header(2, one.source "title", pandoc.Attr(one.name)), make_table(nil, shown, "facts") }
+    div.content:extend(fold(pandoc.Blocks { make_table(nil, facts(one, SOURCE), "facts") }, "Where exactly", "folded"))
+    local title = pandoc.Inlines { pandoc.Link(one.source "title", "#" .. one.name) }
+    if one.columns:includes "busbw_gb_per_s" then
+      collectives:insert { title, largest(one, "busbw_gb_per_s") }
+    else
+      others:insert { title, one.source "hardware" }
+    end
   end
-  div.content:insert(1, make_table({ "What", "Hardware" }, index))
+  if #others > 0 then div.content:insert(1, make_table({ "Training, and parts of it", "Hardware" }, others)) end
+  if #collectives > 0 then
+    div.content:insert(1, make_table({ "Collectives", "Largest bus bandwidth (GB/s)" }, collectives))
+  end
   return div
 end
 

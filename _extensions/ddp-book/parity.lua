@@ -6,7 +6,6 @@ local sorted_keys = import "sorted_keys"
 local make_table = import "table"
 
 local TABLE = "tests/parity.json"
-local HEADER = { "Behaviour", "torch", "miniddp", "Tolerance" }
 
 local function plain(markdown) return pandoc.utils.blocks_to_inlines(pandoc.read(markdown, "markdown").blocks) end
 
@@ -26,17 +25,23 @@ local function shown(text, row)
   return pandoc.Blocks { pandoc.Plain(plain(text)), pandoc.Div({ pandoc.Plain(test) }, { class = "shown-by" }) }
 end
 
+-- Columns that say the same in each row, or nothing, are left out.
 local function listed(section)
-  local rows, with_tolerance = {}, false
+  local with_tolerance, differ = false, false
   for _, row in ipairs(section) do
     with_tolerance = with_tolerance or row.tolerance ~= ""
-    table.insert(rows, { shown(row.behaviour, row), plain(row.torch), plain(row.miniddp), tolerance(row.tolerance) })
+    differ = differ or row.torch ~= "yes" or row.miniddp ~= "yes"
   end
-  local header = { table.unpack(HEADER) }
-  if not with_tolerance then
-    for _, row in ipairs { header, table.unpack(rows) } do table.remove(row) end
+  local function chosen(behaviour, torch, miniddp, tolerated)
+    local cells = pandoc.List { behaviour }
+    if differ then cells:extend { torch, miniddp } end
+    if with_tolerance then cells:insert(tolerated) end
+    return cells
   end
-  return header, rows
+  local rows = pandoc.List(section):map(function(row)
+    return chosen(shown(row.behaviour, row), plain(row.torch), plain(row.miniddp), tolerance(row.tolerance))
+  end)
+  return chosen(differ and "Behaviour" or "Both do this", "torch", "miniddp", "Tolerance"), rows
 end
 
 -- The rows by a text of theirs; the texts in the order in which they come.
