@@ -8,6 +8,8 @@ who is about to do something else, and say it on every rank.
   over. `store.wait([key], timeout)` waits as long as you say.
 - Waiting `timeout` for each missing rank in turn would take too long:
   all of them share one deadline.
+- `store.compare_set(key, "", text)` writes unless somebody has written, and
+  returns, as bytes, what is there then.
 - A roll call can be repeated under another name.
 """
 
@@ -33,6 +35,7 @@ def call_the_roll(
     Otherwise raise `RollCallError`: `missing: ranks 1, 3` if they have not
     come within `timeout`, or `rank 2: broadcast, rank 0: all_reduce`,
     with the first rank whose plan differs from that of rank 0. Missing
-    ranks come first. The text is the same on all ranks that have come.
+    ranks come first. Who decides first decides for all: each rank returns,
+    or all raise the same text, also those that come later.
     """
     raise NotImplementedError("exercise 13: call the roll")

@@ -45,6 +45,15 @@ def stay_away(rank: int, absent: list[int]) -> str:
     return text
 
 
+def come_around_the_deadline(rank: int, delays: list[float]) -> str:
+    store = connect()
+    store.add("connected", 1)
+    while store.add("connected", 0) < len(delays):
+        time.sleep(0.01)
+    time.sleep(delays[rank])
+    return answer(store, rank, "all_reduce", 0.4)
+
+
 def follow(rank: int, plans: list[str]) -> str:
     return answer(connect(), rank, plans[rank], 20)
 
@@ -67,6 +76,12 @@ def test_every_rank_that_came_names_those_that_are_missing(
     names = ", ".join(map(str, absent))
     wanted = ["absent" if r in absent else f"missing: ranks {names}" for r in range(world_size)]
     assert run_ranks(stay_away, world_size, absent, backend=None, timeout=40) == wanted
+
+
+@pytest.mark.parametrize("delays", [[0, 0.6, 0.3], [0.5, 0.1, 0], [0.9, 0, 0.4]])
+def test_all_hear_the_same_however_late_they_come(delays: list[float]) -> None:
+    verdicts = run_ranks(come_around_the_deadline, 3, delays, backend=None, timeout=40)
+    assert len(set(verdicts)) == 1, verdicts
 
 
 @pytest.mark.parametrize("odd", [1, 2])

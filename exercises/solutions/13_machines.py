@@ -31,8 +31,13 @@ def call_the_roll(
         plans[other] = store.get(key).decode()
 
     missing = [str(other) for other in range(world_size) if other not in plans]
+    verdict = "all agree"
     if missing:
-        raise RollCallError(f"missing: ranks {', '.join(missing)}")
-    for other, theirs in plans.items():
-        if theirs != plans[0]:
-            raise RollCallError(f"rank {other}: {theirs}, rank 0: {plans[0]}")
+        verdict = f"missing: ranks {', '.join(missing)}"
+    else:
+        for other in reversed(range(world_size)):
+            if plans[other] != plans[0]:
+                verdict = f"rank {other}: {plans[other]}, rank 0: {plans[0]}"
+    first = store.compare_set(f"{name}/verdict", "", verdict).decode()
+    if first != "all agree":
+        raise RollCallError(first)
