@@ -169,7 +169,7 @@ export function memoryPerRank(parameterCount, worldSize, stage, each) {
 
 const hours = (tokens, each) => tokens / each.tokensPerSecond / 3600;
 const duration = (count) => (count < 48 ? `${count.toFixed(count < 10 ? 1 : 0)} hours` : `${(count / 24).toFixed(count < 240 ? 1 : 0)} days`);
-const ratio = (value) => `${Number(value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0))}`;
+const ratio = (value) => Number(value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0)).toLocaleString("en");
 
 /** Each has a title, the inputs that differ from the defaults, and says what they lead to. */
 export const SIZINGS = [
@@ -381,7 +381,7 @@ function calculator(inputs, complaint = null) {
     html("span", {}, html("i", { class: "line" }), "computed"),
     html("span", {}, html("i", { class: "dashes" }), "ideal"),
     Object.values(SCALING).map(({ name, source }, i) =>
-      html("span", {}, html("i", { class: `published-${i}` }), html("a", { href: source[1] }, name), ", measured by others, as kept from 8 GPUs on")));
+      html("span", {}, html("i", { class: `published-${i}` }), html("a", { href: source[1] }, name), ", measured by others, relative to 8 GPUs")));
   const outputs = html("div", { class: "outputs" },
     status, worked, results, picture.element, curve, legend,
     html("details", {}, html("summary", {}, "Every number of ranks"), wide("Every number of ranks",

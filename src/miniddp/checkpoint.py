@@ -30,7 +30,7 @@ from miniddp.job import check_alike, succeed_together
 from miniddp.process import check_group
 from miniddp.state_file import CheckpointError, read_state, write_state
 
-LOCK = ".lock"  # a file: NFS and Lustre lock no folder for other machines
+LOCK = ".lock"  # a file: NFS locks no folder for other machines
 logger = logging.getLogger(__name__)
 
 
