@@ -110,8 +110,8 @@ table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
 # %% [markdown]
 # ## Eight GPUs, slower than one
 #
-# BERT-Large without overlap, as others measured it over two networks. A step of eight GPUs is that of
-# one, and then an all-reduce, which another table measured on the same hosts. Each machine sends
+# BERT-Large without overlap, as others measured it over two networks. A step of eight GPUs is that
+# of one, and then an all-reduce, which another table measured on the same hosts. Each machine sends
 # through one card.
 
 # %% name="sum"
