@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from miniddp.process import device
 
@@ -14,27 +13,6 @@ def clock() -> float:
     if device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-class SyncClock:
-    """How long a rank waits for the averaged gradients when its own are complete.
-
-    That is what synchronisation costs: what is sent while backward still computes costs nothing.
-    Make it before the module is wrapped, so that its hooks are the first to see a gradient.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._last_gradient: Any = None
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._mark)  # type: ignore[no-untyped-call]
-
-    def _mark(self, _: Tensor) -> None:
-        self._last_gradient = now()
-
-    def seconds(self) -> float:
-        """Seconds since the last gradient; call it when the gradients are averaged."""
-        return seconds_between(self._last_gradient, now())
 
 
 def now() -> Any:

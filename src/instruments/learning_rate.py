@@ -3,18 +3,6 @@
 from instruments.cost import check_amounts, check_counts
 
 
-def effective_batch_size(
-    batch_size: int, world_size: int = 1, gradient_accumulation_steps: int = 1
-) -> int:
-    """Samples behind one optimizer step; `batch_size` is what a rank sees in one forward pass."""
-    check_counts(
-        batch_size=batch_size,
-        world_size=world_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-    )
-    return batch_size * world_size * gradient_accumulation_steps
-
-
 def linear_scaling(learning_rate: float, base_batch_size: int, batch_size: int) -> float:
     """k times the batch, k times the learning rate.
 

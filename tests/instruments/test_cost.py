@@ -356,9 +356,7 @@ def test_communication_elements(stage: int, transfers: int) -> None:
 
 def test_the_numbers_of_imagenet_in_one_hour() -> None:
     """0.1 for 256 images, 256 workers of 32: 3.2 for 8192, after a warm-up from 0.1."""
-    batch_size = learning_rate.effective_batch_size(32, 256)
-    assert batch_size == 8192
-    target = learning_rate.linear_scaling(0.1, 256, batch_size)
+    target = learning_rate.linear_scaling(0.1, 256, 256 * 32)
     assert target == pytest.approx(3.2)
     rates = [learning_rate.warmup(step, 10, 0.1, target) for step in range(13)]
     assert rates[0] == 0.1
@@ -374,10 +372,6 @@ def test_scaling_rules(rate: float, base: int, batch_size: int) -> None:
     root = learning_rate.square_root_scaling(rate, base, batch_size)
     assert learning_rate.linear_scaling(linear, batch_size, base) == pytest.approx(rate)
     assert root**2 == pytest.approx(rate * linear)
-
-
-def test_effective_batch_size_counts_accumulation() -> None:
-    assert learning_rate.effective_batch_size(3, 4, 5) == 60
 
 
 # Bad input
@@ -420,7 +414,7 @@ BAD = {
     ),
     "parameter_count must be": lambda: memory.communication_elements(-1, 2, 0),
     "batch_size must be an integer of at least 1, not 0": (
-        lambda: learning_rate.effective_batch_size(0, 2)
+        lambda: learning_rate.linear_scaling(0.1, 2, 0)
     ),
     "base_batch_size must be": lambda: learning_rate.linear_scaling(0.1, 0, 2),
     "learning_rate must be": lambda: learning_rate.square_root_scaling(-0.1, 1, 2),
