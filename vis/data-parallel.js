@@ -102,7 +102,7 @@ function plot() {
     "Above, the loss of each rank's replica and of one process over the steps. Below, the largest difference between two replicas. Pale, an example with nothing broken: the loss falls close to 0, and the difference is 0." },
     svg("text", { x: 2, y: 10 }, "loss on all samples"),
     axis(lossAt(0), "0"), axis(lossAt(0.35), "0.35"), axis(lossAt(0.7), "0.7"),
-    svg("text", { x: 2, y: 176 }, "largest difference between two replicas"),
+    svg("text", { x: 2, y: 176 }, "largest difference between two replicas (logarithmic)"),
     axis(gapAt(1), "1"), axis(gapAt(1e-8), "1e-8"), axis(GAP_BOTTOM, "0"),
     [0, 500, 1000, 1500].map((step) => svg("text", { x: across(step), y: 286, "text-anchor": step === STEPS ? "end" : "middle" }, step ? step : "step 0")),
     example(), lines.get("alone"), names.slice(0, -1).map((name) => lines.get(name)), gap);
