@@ -110,8 +110,8 @@ axes.legend()
 figure(fig)
 
 # %% [markdown]
-# Three ranks compute in float64, first as the model is, then with the two parts of it that compute
-# in float32 whatever its weights are: the norms, and the loss.
+# Three ranks compute in float64, first as the model is, then with its norms and its loss in float64
+# too: they compute in float32 whatever the weights are.
 
 
 # %% name="three"
