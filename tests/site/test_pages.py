@@ -194,7 +194,7 @@ TORN_OFF = """() => [...document.querySelectorAll("main math:not([display=block]
     return sign.left < math.right - 2 ? formula.parentElement.textContent.slice(0, 60) : null;
 }).filter(Boolean)"""
 FORMULAS = """() => [
-    [...document.querySelectorAll("main math")].filter(each => each.checkVisibility()).length,
+    [...document.querySelectorAll("main math")].filter(each => each.getClientRects().length).length,
     [...document.fonts].filter(each => each.family.includes("STIX") && each.status === "loaded")
         .length]"""
 
