@@ -503,8 +503,8 @@ def calculator_inputs() -> list[dict[str, Any]]:
 
 @functools.cache
 def bucket_sizes(total: int, cap: float, first: float) -> list[int]:
-    """What miniddp.bucket plans for parameters so small that no bucket goes over its cap."""
-    unit = 2**16
+    """What miniddp.bucket plans for parameters of which every cap is a multiple."""
+    unit = int(min(cap, first))
     sizes = [unit] * (total // unit) + ([total % unit] if total % unit else [])
     plan = plan_buckets(sizes, ["kind"] * len(sizes), range(len(sizes)), int(cap), int(first))
     return [sum(sizes[i] for i in bucket) for bucket in plan]
