@@ -569,7 +569,7 @@ def report(model: nn.Module) -> None:
         verify_replicas(model)
         say("replicas identical")
     except ValueError as error:
-        say(str(error))
+        say(str(error).partition(" (")[0])
 
 
 # %% name="around-symptom"
@@ -634,6 +634,7 @@ def unfreeze_after_wrapping(rank: int) -> float:
 # %% name="unfreeze-symptom"
 unfrozen = miniddp.run_ranks(unfreeze_after_wrapping, 2)
 assert unfrozen[0] > 0.001
+record(unfreeze_spread=unfrozen[0])
 show_ranks(unfrozen)
 
 

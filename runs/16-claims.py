@@ -53,7 +53,7 @@ def build_and_compare(rank: int) -> tuple[bool, bool]:
             raised.append(False)
         except ValueError as error:
             raised.append(True)
-            print(f"{name}: ValueError: {str(error)[:24]} …")
+            print(f"{name}: ValueError: {str(error).partition(' (')[0]}")
         else:
             print(f"{name}: no error")
     return raised[0], raised[1]

@@ -493,6 +493,7 @@ def all_damaged(trial: Trial) -> None:
     """To begin anew would lose them: so it is refused, until they are put away."""
     for step in (8, 12):
         (trial.saved / file(step)).write_bytes(trial.random.randbytes(1000))
+    note_steps(trial, 12)
     process = trial.run()
     trial.job.struck = process.started
     trial.refused(process, "no checkpoint in", "that every rank can read")
@@ -541,9 +542,14 @@ def options_differ(trial: Trial) -> None:
 def copy_checkpoints(trial: Trial, *steps: int) -> None:
     for step in steps:
         shutil.copy(trial.reference.checkpoint.with_name(file(step)), trial.saved)
-    with (trial.job.home / "notes").open("a") as notes:  # who made them has taken these steps
-        for step in range(1, max(steps) + 1):
-            notes.write(json.dumps({"what": "step", "rank": -1, "step": step}) + "\n")
+    note_steps(trial, max(steps))
+
+
+def note_steps(trial: Trial, last: int) -> None:
+    """Who made the checkpoints of this folder has taken the steps up to the last one's."""
+    with (trial.job.home / "notes").open("a") as notes:
+        for step in range(1, last + 1):
+            notes.write(json.dumps({"what": "step", "rank": 0, "step": step}) + "\n")
 
 
 @cache
