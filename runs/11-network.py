@@ -73,7 +73,7 @@ table(rows, ["link", "GB/s", "at peak", "at 40 %"], "lrrr")
 
 # %% name="network"
 curves = predictions.curves()
-rows, learned = [], []
+rows, learned, optimism = [], [], {MIB: [], 32 * MIB: []}
 for curve in curves:
     from_table, from_sheet = predictions.from_other_sizes(curve), predictions.from_hardware(curve)
     learned += [100 * abs(each.error) for size, each in from_table.items() if size >= MIB]
@@ -87,6 +87,9 @@ for curve in curves:
             )
         ]
         shown = [f"{statistics.median(each):.1f}" for each in errors]
+        for smallest, found in optimism.items():
+            sizes = [size for size in from_sheet if smallest <= size < GIB]
+            found += [1 / (1 + from_sheet[size].error) for size in sizes]
         assumed = " *" if curve.setup in predictions.ASSUMED else ""
         rows.append([curve.table.removeprefix("allreduce_"), curve.setup + assumed, *shown])
 halves = predictions.half_tables()
@@ -101,6 +104,8 @@ record(
     half_tables_broken=len(broken),
     half_median=statistics.median(sparse),
     half_worst=max(sparse),
+    times_sheet_from_32_mib=max(optimism[32 * MIB]),
+    times_sheet_from_1_mib=max(optimism[MIB]),
     trainings=len(training),
     training_worst=max(training),
     decay_error=100 * predictions.playbook()[-1].error,

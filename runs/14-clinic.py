@@ -180,7 +180,7 @@ def load_after_the_barrier(rank: int, folder: str) -> Tensor:
 
 first, second = miniddp.run_ranks(load_after_the_barrier, 2, tempfile.mkdtemp())
 assert torch.equal(first, second)
-print("both hold the weights of rank 0:", torch.equal(first, second))
+print("both hold equal weights:", torch.equal(first, second))
 
 # %% [markdown]
 # ## 2. The names in the checkpoint begin with `module.`

@@ -82,7 +82,6 @@ def test_every_notebook_begins_with_the_cell_that_sets_it_up() -> None:
     assert anywhere.of_run(ROOT, RUN).splitlines()[3:] == expected.splitlines()[3:]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(not find_spec("nbdistributed"), reason="nbdistributed is not installed")
 @pytest.mark.skipif(not Path("/bin/false").exists(), reason="there is no /bin/false")
 def test_two_ranks_answer_in_a_notebook(environment: Path) -> None:
@@ -103,7 +102,6 @@ def git(*command: str, folder: Path) -> None:
     subprocess.run(["git", *command], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.timeout(600)
 def test_a_notebook_runs_in_an_empty_folder_and_leaves_a_recording(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

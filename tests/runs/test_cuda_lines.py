@@ -154,7 +154,6 @@ def test_a_rank_gets_a_share_of_the_gpus_memory(asked: list[str]) -> None:
     assert asked == ["set_per_process_memory_fraction"]
 
 
-@pytest.mark.timeout(300)
 def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
     memory = part_of("runs/15-memory.py", "peak_of_step", "hold", "Case", "ddp", SIZE="tiny")
     before, kept, peak = memory.peak_of_step(0, memory.Case(memory.ddp, "tiny", 1))
@@ -162,7 +161,6 @@ def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
     assert memory.hold(0, memory.ddp, "tiny")[1] == HELD
 
 
-@pytest.mark.timeout(600)
 def test_every_measure_of_the_repair_can_be_taken(asked: list[str]) -> None:
     small = {"SIZE": "tiny", "SMALL": 1, "LARGE": 2, "MICRO_BATCHES": 4, "ROUNDS": 2}
     small["MAX_LENGTH"] = 8

@@ -61,7 +61,6 @@ def test_a_frame_arrives_and_one_that_meets_a_pulled_cable_waits(both):
         assert listener.stdout.readline() == "second\n"
 
 
-@pytest.mark.timeout(400)
 def test_a_rank_on_each_host_trains_over_the_cable(both, monkeypatch):
     monkeypatch.setenv("STEPS", "1")
     options = ["--master_addr", hosts.address(0), "--master_port=29500", "runs/step_on_hosts.py"]

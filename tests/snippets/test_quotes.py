@@ -43,7 +43,6 @@ def execute() -> Iterator[Execute]:
     server.wait(10)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", QUOTING)
 def test_every_quote_runs_as_it_is_copied(
     page: str, execute: Execute, executed: Counter[str]
