@@ -30,11 +30,13 @@ print("\n".join(line for line in lines if not line.startswith("after")))
 
 # %% name="memory"
 fig, axes = plt.subplots(figsize=(6.4, 2.8))
-steps, *memory = [[float(number) for number in column] for column in zip(*points, strict=True)]
+steps = [int(at) for at, *_ in points]
 for rank, look in enumerate(("o-", "x--")):
-    axes.plot(steps, memory[rank], look, color=RANK_COLORS[rank], label=f"rank {rank}")
-axes.set(xlabel="steps", ylabel="resident memory, MB", ylim=(0, 1.3 * max(map(max, memory))))
-axes.legend(loc="lower right")
+    memory = [float(point[1 + rank]) for point in points]
+    axes.plot(steps, memory, look, color=RANK_COLORS[rank], label=f"rank {rank}")
+axes.margins(y=0.3)
+axes.set(xlabel="steps", ylabel="resident memory, MB", ylim=(0, None))
+axes.legend()
 figure(fig)
 
 # %% name="values"

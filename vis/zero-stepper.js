@@ -231,7 +231,7 @@ function build() {
       html("table", {}, html("caption", { class: "visually-hidden" }, "What each rank holds of the three layers"),
         html("thead", {}, html("tr", {}, html("td", {}), [...Array(RANKS).keys()].map((rank) => html("th", { scope: "col", "aria-label": `rank ${rank}` }, badge(rank))))), body),
       html("div", { class: "streams", "aria-hidden": "true" }, stream("compute", strips.compute), stream("link", strips.link)),
-      html("p", { class: "note" }, "f, b: forward, backward of a layer · g: all-gather · r: reduce · hatched: compute waits")),
+      html("p", { class: "note" }, "f, b: forward, backward of a layer, then the update · g: all-gather · r: reduce · dashed: parameters arrive · hatched: compute waits")),
     says, html("div", { class: "readout" }, numbers),
     html("div", { class: "controls" }, html("div", { class: "buttons" }, back, playing, next), place));
   again();
