@@ -16,7 +16,8 @@ def accumulate(
     mean_loss: MeanLoss,
     micro_batches: Sequence[Tensor],
 ) -> None:
-    tokens = torch.tensor(sum(len(batch) for batch in micro_batches))
+    count = sum(len(batch) for batch in micro_batches)
+    tokens = torch.tensor(count, device=micro_batches[0].device)
     dist.all_reduce(tokens)
     for i, batch in enumerate(micro_batches):
         is_last = i + 1 == len(micro_batches)
