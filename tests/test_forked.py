@@ -20,6 +20,7 @@ GROUP = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="")
+dist.barrier()
 dist.destroy_process_group()
 """
 RANKS = "from miniddp import run_ranks; print(run_ranks(lambda rank: rank, 2))"
@@ -76,10 +77,10 @@ def test_a_signal_ends_it(bin: Path, how: signal.Signals) -> None:
 def test_what_it_starts(bin: Path, tmp_path: Path) -> None:
     assert run(bin / "python", "-c", RANKS)[:2] == (0, "[0, 1]\n")
     (tmp_path / "group.py").write_text(GROUP)
-    code, out, _ = run(
+    code, out, errors = run(
         bin / "torchrun", "--standalone", "--nproc_per_node=2", tmp_path / "group.py"
     )
-    assert (code, sorted(out.splitlines())) == (0, ["rank 0 of 2", "rank 1 of 2"])
+    assert (code, sorted(out.splitlines())) == (0, ["rank 0 of 2", "rank 1 of 2"]), errors
 
 
 def test_options_of_the_interpreter(bin: Path) -> None:

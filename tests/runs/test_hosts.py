@@ -15,17 +15,17 @@ from miniddp.text import build_language_model
 FAST = Cable(bandwidth=1e9, delay=0.0)
 LISTEN = f"""
 import socket
-inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-inbox.bind(("{hosts.address(1)}", 5000))
-inbox.settimeout(100)
+inbox = socket.create_server(("{hosts.address(1)}", 5000))
 print("listens", flush=True)
 for _ in range(2):
-    print(inbox.recv(100).decode(), flush=True)
+    print(inbox.accept()[0].recv(100).decode(), flush=True)
 """
 SEND = f"""
-import socket, sys
-outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-outbox.sendto(sys.argv[1].encode(), ("{hosts.address(1)}", 5000))
+import contextlib, socket, sys
+while True:
+    with contextlib.suppress(OSError):  # of a machine too busy to say who has the address
+        socket.create_connection(("{hosts.address(1)}", 5000)).sendall(sys.argv[1].encode())
+        break
 """
 
 
@@ -45,20 +45,22 @@ def test_a_byte_of_a_message_takes_its_share_of_the_headers():
     assert cable.seconds_per_byte * content == pytest.approx((MTU + 14) / 1e6)
 
 
-def test_a_frame_arrives_and_one_that_meets_a_pulled_cable_waits(both):
-    def on(host: int, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", both.names[host], sys.executable, "-c", *command]
+def test_a_message_arrives_and_one_that_meets_a_pulled_cable_waits(both):
+    def on(host: int, *command: str, **options) -> subprocess.Popen[str]:
+        start = ["ip", "netns", "exec", both.names[host], sys.executable, "-c"]
+        return subprocess.Popen([*start, *command], text=True, **options)
 
-    with subprocess.Popen(on(1, LISTEN), stdout=subprocess.PIPE, text=True) as listener:
+    with on(1, LISTEN, stdout=subprocess.PIPE) as listener:
         assert listener.stdout.readline() == "listens\n"
-        subprocess.run(on(0, SEND, "first"), check=True)
-        assert listener.stdout.readline() == "first\n"
+        with on(0, SEND, "first"):
+            assert listener.stdout.readline() == "first\n"
         both.pull()
-        subprocess.run(on(0, SEND, "second"), check=True)
-        with pytest.raises(subprocess.TimeoutExpired):
-            listener.wait(1)
-        both.plug_in()
-        assert listener.stdout.readline() == "second\n"
+        with on(0, SEND, "second") as sender:
+            for waits in (listener, sender):
+                with pytest.raises(subprocess.TimeoutExpired):
+                    waits.wait(1)
+            both.plug_in()
+            assert listener.stdout.readline() == "second\n"
 
 
 def test_a_rank_on_each_host_trains_over_the_cable(both, monkeypatch):
