@@ -232,13 +232,33 @@ def start_without(rank: int, missing: int) -> None:
         init_process_group("gloo", timeout=timedelta(seconds=2))
 
 
-try:
-    miniddp.run_ranks(start_without, 3, 2, backend=None)
-except RanksFailed as failed:
-    messages = {rank: last_line(text) for rank, text in failed.tracebacks.items()}
+def errors_of(*call: object) -> dict[int, str]:
+    """The last line of each rank's error."""
+    try:
+        miniddp.run_ranks(*call, backend=None)
+    except RanksFailed as failed:
+        return {rank: last_line(text) for rank, text in failed.tracebacks.items()}
+    raise AssertionError("somebody is missing")
+
+
+messages = errors_of(start_without, 3, 2)
 assert sorted(messages) == [0, 1]
 assert all(re.search(r"after 2000ms, keys: .*/2$", message) for message in messages.values())
 short = {rank: re.sub(r"keys: .*(?=/2$)", "keys: …", text) for rank, text in messages.items()}
+show_ranks([short.get(rank, "(never joins)") for rank in range(3)])
+
+
+# %% name="never-starts-by-hand"
+def start_by_hand_without(rank: int, missing: int, port: int) -> None:
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]  # without a launcher, rank 0 opens the store
+    os.environ["MASTER_PORT"] = str(port)
+    start_without(rank, missing)
+
+
+messages = errors_of(start_by_hand_without, 3, 2, free_port())
+assert "2/3 clients joined" in messages[0]
+assert re.search(r"keys: .*/0$", messages[1])
+short = {rank: re.sub(r"keys: .*(?=/0$)", "keys: …", text) for rank, text in messages.items()}
 show_ranks([short.get(rank, "(never joins)") for rank in range(3)])
 
 # %% [markdown]
