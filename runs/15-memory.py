@@ -9,6 +9,7 @@
 # %% name="setup"
 import gc
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -657,6 +658,34 @@ table(lines, ["forward in", "bytes kept per weight"], align="lr")
 # ## Save on four ranks, load on two and in one process
 
 
+# %% name="saved-alone"
+def save_alone(rank: int, file: str) -> None:
+    warnings.simplefilter("ignore")
+    model, _ = torch_zero3(build(SIZES[0], torch.device("cpu")))
+    if rank == 0:
+        torch.save(model.state_dict(), file)
+
+
+def load_alone(rank: int, file: str) -> str:
+    try:
+        build(SIZES[0], torch.device("cpu")).load_state_dict(torch.load(file))
+    except RuntimeError as error:
+        return str(error)
+    return "loaded"
+
+
+with tempfile.TemporaryDirectory() as folder:
+    file = os.path.join(folder, "model.pt")
+    miniddp.run_ranks(save_alone, 4, file, timeout=300)
+    in_file = os.path.getsize(file)
+    reason = miniddp.run_ranks(load_alone, 1, file, timeout=300)[0]
+assert in_file < 0.3 * 4 * counts[SIZES[0]]
+assert "got mixed torch.Tensor and DTensor" in reason
+print(f"the model:          {4 * counts[SIZES[0]] / MB:.2f} MB")
+print(f"rank 0's file:      {in_file / MB:.2f} MB")
+print("in a plain model:   " + re.search("got mixed .*? and DTensor", reason)[0])
+
+
 # %% name="checkpoint"
 def save_whole(model: nn.Module) -> dict[str, Any]:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -686,8 +715,7 @@ def save(rank: int, folder: str) -> dict[str, Tensor]:
     model, optimizer = torch_zero3(build(SIZES[0], where))
     step((model, optimizer), batch_of(rank * SEQUENCES, SEQUENCES, where))
     whole = save_whole(model)
-    print(f"state_dict: {nbytes(model.state_dict().values()) / MB:.2f} MB of this rank's own")
-    print(f"with full_state_dict: {nbytes(whole.values()) / MB:.2f} MB")
+    print(f"save_whole: {nbytes(whole.values()) / MB:.2f} MB")
     save_parts(model, optimizer, folder)
     return whole
 
