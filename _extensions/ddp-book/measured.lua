@@ -77,6 +77,9 @@ local function largest(one, column)
   return most
 end
 
+-- Markdown, so that a name of code looks like code.
+local function title_of(one) return pandoc.utils.blocks_to_inlines(pandoc.read(one.source "title").blocks) end
+
 function M.measurements(div, fail)
   div.content = pandoc.Blocks {}
   local collectives, others = pandoc.List {}, pandoc.List {}
@@ -85,9 +88,9 @@ function M.measurements(div, fail)
     local shown = facts(one, FACTS)
     local download = pandoc.Link(file, project.link("measurements/" .. file), "", { download = file })
     shown:insert { "Table", pandoc.Inlines { download, pandoc.Str((", %d rows"):format(#one.rows)) } }
-    div.content:extend { pandoc.Header(2, one.source "title", pandoc.Attr(one.name)), make_table(nil, shown, "facts") }
+    div.content:extend { pandoc.Header(2, title_of(one), pandoc.Attr(one.name)), make_table(nil, shown, "facts") }
     div.content:extend(fold(pandoc.Blocks { make_table(nil, facts(one, SOURCE), "facts") }, "Where exactly", "folded"))
-    local title = pandoc.Inlines { pandoc.Link(one.source "title", "#" .. one.name) }
+    local title = pandoc.Inlines { pandoc.Link(title_of(one), "#" .. one.name) }
     if one.columns:includes "busbw_gb_per_s" then
       collectives:insert { title, largest(one, "busbw_gb_per_s") }
     else

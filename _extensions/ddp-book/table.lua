@@ -1,4 +1,6 @@
--- A table out of rows of text, inlines or blocks; the first column names its row.
+-- A table out of rows of text, inlines or blocks; the first column names its row, numbers stand on the right.
+
+local stringify = pandoc.utils.stringify
 
 local function cell_of(content)
   if pandoc.utils.type(content) == "Blocks" then return content end
@@ -11,10 +13,20 @@ local function cells_of(row)
   return cells
 end
 
+local function is_number(text) return text:gsub("−", "-"):match "^[+-]?%d[%d,]*%.?%d*$" or text:match "^%d+\u{a0}[KMG]?i?B$" end
+
+local function holds_numbers(rows, column)
+  for _, row in ipairs(rows) do
+    local text = stringify(row[column])
+    if text ~= "" and not is_number(text) then return false end
+  end
+  return column > 1
+end
+
 return function(header, rows, class)
   local aligns, widths, cells = {}, {}, {}
   for column in ipairs(rows[1]) do
-    aligns[column], widths[column] = "AlignDefault", 0
+    aligns[column], widths[column] = holds_numbers(rows, column) and "AlignRight" or "AlignDefault", 0
   end
   for _, row in ipairs(rows) do table.insert(cells, cells_of(row)) end
   local simple = pandoc.SimpleTable({}, aligns, widths, header and cells_of(header) or {}, cells)
