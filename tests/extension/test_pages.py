@@ -319,7 +319,9 @@ def test_collectives_are_listed_with_their_largest_bandwidth(render, book):
     (folder / "copied.csv").unlink()
     html = render(PAGE, "::: {.measurements}\n:::\n").stdout
     assert "Largest bus bandwidth (GB/s)" in html
-    numbers = re.findall(r'A ring of eight</a></th>\s*<td style="text-align: right;">(.*?)</td>', html)
+    numbers = re.findall(
+        r'A ring of eight</a></th>\s*<td style="text-align: right;">(.*?)</td>', html
+    )
     assert numbers == ["300"]
 
 
