@@ -43,7 +43,8 @@ def save(
     """Write `folder/step-<step>.safetensors`; leave `keep` of those up to it.
 
     `objects` maps names to objects with a `state_dict()`, or to states. Pass
-    the module, not its wrapper.
+    the module, not its wrapper; of a `FullyShardedModule` what
+    `full_state_dict()` gives, which every rank calls.
 
     Raises `CheckpointError` if that fails, such as on a full disk: those that
     were there before are then whole.

@@ -108,9 +108,8 @@ class FullyShardedModule(nn.Module):
         broadcast_coalesced([whole], self.process_group)
         for parameter, slot in slots.items():
             setattr(parameter, IN_UNIT, True)
-            for _, owner, name in slot.places:
+            for _, owner, _ in slot.places:
                 setattr(owner, IN_UNIT, True)
-                owner._parameters.pop(name, None)
         self._slots = list(slots.values())
         self._place(None)
         own = whole.chunk(self._world_size)[dist.get_rank(self.process_group)]
@@ -122,7 +121,9 @@ class FullyShardedModule(nn.Module):
         views = nothing if whole is None else self._split(whole)
         for slot, view in zip(self._slots, views, strict=True):
             for _, owner, name in slot.places:
-                setattr(owner, name, view)
+                owner._parameters.pop(name, None)
+                setattr(owner, name, view)  # where a list of weights sees it
+                owner._parameters[name] = view  # type: ignore[assignment]
 
     def _split(self, whole: Tensor) -> list[Tensor]:
         """A view per slot; one split, so that backward builds one gradient."""

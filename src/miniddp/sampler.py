@@ -22,7 +22,7 @@ def shard(
     """The positions, out of `length`, of `rank`: every `world_size`-th, or one
     `contiguous` block. Lengths differ by one at most, and may be 0."""
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in 0..{world_size - 1}, not {rank}")
+        raise ValueError(f"Invalid rank {rank}: not in 0..{world_size - 1}")
     if contiguous:
         start, end = (length * r // world_size for r in (rank, rank + 1))
         return range(start, end)

@@ -40,15 +40,15 @@ class ShardedOptimizer(Optimizer):
         self.rank = dist.get_rank(process_group)
         self._elements = [0] * dist.get_world_size(process_group)
         self._owner: dict[Tensor, int] = {}
-        self._optimizer: Optimizer | None = None
+        self.optim: Optimizer | None = None
         self._whole_state: dict[str, Any] | None = None
         super().__init__(params, defaults)
         groups = [nn.ParameterList(g["params"]) for g in self.param_groups]
         verify_replicas(nn.ModuleList(groups), process_group, values=False)
-        self._optimizer = optimizer_class(self._own_groups(), **defaults)
-        self.defaults = self._optimizer.defaults
-        self.state = self._optimizer.state
-        self._take_options(self._optimizer)
+        self.optim = optimizer_class(self._own_groups(), **defaults)
+        self.defaults = self.optim.defaults
+        self.state = self.optim.state
+        self._take_options(self.optim)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Give each parameter to the rank with the fewest elements so far."""
@@ -58,23 +58,22 @@ class ShardedOptimizer(Optimizer):
             smallest = self._elements.index(min(self._elements))
             self._owner[parameter] = smallest
             self._elements[smallest] += parameter.numel()
-        if self._optimizer is not None:
-            self._optimizer.add_param_group(self._own_groups()[-1])
+        if self.optim is not None:
+            self.optim.add_param_group(self._own_groups()[-1])
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, **kwargs: Any
+    ) -> Any:
         """Update this rank's parameters, then receive those of the others.
 
         Returns the loss that `closure` returns, if there is one.
         """
-        assert self._optimizer is not None
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._optimizer.param_groups = self._own_groups()  # perhaps a new lr
-        self._optimizer.step()
-        self._take_options(self._optimizer)
+        assert self.optim is not None
+        given = () if closure is None else (closure,)
+        self.optim.param_groups = self._own_groups()  # perhaps a new lr
+        loss = self.optim.step(*given, **kwargs)
+        self._take_options(self.optim)
         self._broadcast_parameters()
         self._whole_state = None
         return loss
@@ -107,7 +106,7 @@ class ShardedOptimizer(Optimizer):
             dist.gather_object(state, parts, group=group, group_dst=to)
         if parts is not None:
             state = {i: each for part in parts for i, each in part.items()}
-            self._whole_state = {**own, "state": dict(sorted(state.items()))}
+            self._whole_state = dict(sorted(state.items()))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole optimizer, on the rank that collected it.
@@ -120,17 +119,17 @@ class ShardedOptimizer(Optimizer):
                 f"state: call consolidate_state_dict(to={self.rank}) on every "
                 "rank after the last step"
             )
-        return self._whole_state
+        return {**super().state_dict(), "state": self._whole_state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep this rank's part of a whole state, also an unsharded one's."""
-        assert self._optimizer is not None
+        assert self.optim is not None
         parameters = [p for group in self.param_groups for p in group["params"]]
         owners = {i: self._owner[p] for i, p in enumerate(parameters)}
         state = state_dict["state"].items()
         own = {i: each for i, each in state if owners.get(i) == self.rank}
         super().load_state_dict({**state_dict, "state": own})
-        self._optimizer.state = self.state
+        self.optim.state = self.state
         self._whole_state = None
 
 

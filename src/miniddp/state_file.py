@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -97,7 +98,8 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             keys = _pack(list(value), f"{name}, keys", tensors)
             items = value.items()
             parts = [_pack(v, f"{name}.{k}", tensors) for k, v in items]
-            return {"dict": list(zip(keys, parts, strict=True))}
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            return {kind: list(zip(keys, parts, strict=True))}
         case Tensor(layout=torch.strided):
             while name in tensors:
                 name += "'"
@@ -116,4 +118,6 @@ def _unpack(tensors: dict[str, Tensor], part: dict[str, Any]) -> Any:
             return tuple(parts)
         case {"dict": items}:
             return dict(items)
+        case {"counter": items}:
+            return Counter(dict(items))
     raise ValueError("an unknown kind of value")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def difference(left, right, name: str = "") -> str | None:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         same_kind = (left.dtype, left.shape) == (right.dtype, right.shape)
         return None if same_kind and bytes_of(left) == bytes_of(right) else name
-    if isinstance(left, dict) and isinstance(right, dict):
+    if isinstance(left, dict) and type(left) is type(right):
         if list(left) != list(right):
             return f"{name}: {list(left)} and {list(right)}"
         left, right = [*left.items()], [*right.items()]
@@ -92,6 +93,7 @@ states = st.recursive(
     lambda parts: (
         st.lists(parts, max_size=3)
         | st.lists(parts, max_size=3).map(tuple)
+        | st.dictionaries(st.integers(), st.integers(), max_size=3).map(Counter)
         | st.dictionaries(
             st.text() | st.integers() | st.tuples(st.integers(), st.text()), parts, max_size=3
         )

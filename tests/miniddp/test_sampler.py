@@ -174,10 +174,10 @@ def test_rank_and_world_size_are_those_of_the_process_group(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: shard(3, 0, 0), r"rank must be in 0\.\.-1, not 0"),
-        (lambda: shard(3, 2, 2), r"rank must be in 0\.\.1, not 2"),
-        (lambda: shard(3, 2, -1), r"rank must be in 0\.\.1, not -1"),
-        (lambda: DistributedSampler(range(3), 2, 2), r"rank must be in 0\.\.1, not 2"),
+        (lambda: shard(3, 0, 0), r"Invalid rank 0: not in 0\.\.-1"),
+        (lambda: shard(3, 2, 2), r"Invalid rank 2: not in 0\.\.1"),
+        (lambda: shard(3, 2, -1), r"Invalid rank -1: not in 0\.\.1"),
+        (lambda: DistributedSampler(range(3), 2, 2), r"Invalid rank 2: not in 0\.\.1"),
         (lambda: DistributedSampler([], 2, 0), "an empty shard: the dataset has 0 samples"),
         (
             lambda: DistributedSampler(range(3), 4, 0, drop_last=True),

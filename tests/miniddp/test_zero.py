@@ -299,6 +299,26 @@ def uses_a_closure(rank: int, size: int) -> None:
     assert optimizer.step(closure).requires_grad
 
 
+class ScaledSGD(torch.optim.SGD):
+    """Wants its closure, and an argument of its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor], *, scale: float) -> Tensor:
+        loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= scale * loss
+        return loss
+
+
+def passes_on_what_step_gets(rank: int, size: int) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = ShardedOptimizer(model.parameters(), ScaledSGD)
+    assert optimizer.step(lambda: torch.tensor(2.0), scale=3) == 2
+    assert model.weight.tolist() == [[-5, -5]]
+
+
 def moves_any_layout_and_dtype(rank: int, size: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1).bfloat16())
     miniddp.replicate.broadcast_module(model)
@@ -324,6 +344,15 @@ def forgets_a_collected_state(rank: int, size: int) -> None:
         optimizer.state_dict()
 
 
+def saves_the_learning_rate_of_now(rank: int, size: int) -> None:
+    optimizer = ShardedOptimizer(nn.Linear(2, 1).parameters(), torch.optim.SGD, lr=0.5)
+    optimizer.step()
+    optimizer.consolidate_state_dict()
+    optimizer.param_groups[0]["lr"] = 0.25
+    if rank == 0:
+        assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.25
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_sharded_optimizer_alone(size: int) -> None:
     cases = [
@@ -333,6 +362,8 @@ def test_sharded_optimizer_alone(size: int) -> None:
         keeps_options_that_a_step_changes,
         without_sending_the_replicas_differ,
         uses_a_closure,
+        passes_on_what_step_gets,
+        saves_the_learning_rate_of_now,
         moves_any_layout_and_dtype,
         forgets_a_collected_state,
     ]
@@ -582,6 +613,19 @@ def equals_torch(rank: int, size: int) -> None:
             close(state[name].to(where), parameter.full_tensor(), f"step {step}, {name}")
 
 
+class OfItsOwnType(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(next(self.parameters()).dtype))
+
+
+def reads_its_parameters_in_forward(rank: int, size: int) -> None:
+    model = FullyShardedModule(OfItsOwnType(3, 2))
+    output = model(torch.ones(1, 3, dtype=torch.float64))
+    assert output.dtype == torch.float32
+    output.sum().backward()
+    assert [name for name, _ in model.named_parameters()] == ["shard"]
+
+
 @row("sharding", CLOSE, says=equals_torch)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_fully_sharded_module(size: int) -> None:
@@ -593,6 +637,7 @@ def test_fully_sharded_module(size: int) -> None:
         loads_what_others_saved,
         buffers_of_any_strides_start_as_rank_0s,
         an_infinite_gradient_on_one_rank,
+        reads_its_parameters_in_forward,
         equals_torch,
     ]
     run(run_cases, size, cases, timeout=150)
