@@ -1,5 +1,7 @@
 -- Annotations of quoted code: a definition list whose terms are the whole text of a line.
 
+local M = {}
+
 local function trim(text) return text:match("^%s*(.-)%s*$") end
 
 -- A term is the text of a line, or of several that follow each other: the last one is annotated.
@@ -38,7 +40,7 @@ local function annotated_line(lines, term, place, fail)
 end
 
 -- A list of { line, definition } in the order of the lines; `place` says what the lines are.
-return function(div, lines, place, fail)
+function M.find(div, lines, place, fail)
   local found, taken = {}, {}
   for _, block in ipairs(div.content) do
     if block.t ~= "DefinitionList" then fail("it may hold nothing but a definition list of annotations") end
@@ -58,3 +60,23 @@ return function(div, lines, place, fail)
   table.sort(found, function(one, other) return one.line < other.line end)
   return found
 end
+
+-- The notes of the code whose lines have the names `cell`-1, `cell`-2 …, as Quarto writes notes: it looks for
+-- them in the page and puts their numbers beside the lines. The plain build does so too.
+function M.list(notes, cell)
+  local function raw(html) return pandoc.RawBlock("html", html) end
+  local blocks = pandoc.Blocks { raw '<dl class="code-annotation-container-hidden code-annotation-container-grid">' }
+  for number, note in ipairs(notes) do
+    local place = {
+      { "code-lines", tostring(note.line) }, { "code-annotation", tostring(number) }, { "code-cell", cell },
+    }
+    local opening = '<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd>'
+    blocks:insert(raw(opening:format(cell, number, number)))
+    blocks:insert(pandoc.Plain { pandoc.Span(note.definition[1].content, pandoc.Attr("", {}, place)) })
+    blocks:insert(raw "</dd>")
+  end
+  blocks:insert(raw "</dl>")
+  return blocks
+end
+
+return M

@@ -8,6 +8,8 @@ local project = import "project"
 local python = import "python"
 local split_lines = import("statements").split_lines
 
+local annotated = 0 -- quotes with notes on this page so far
+
 local LANGUAGES = { py = "python", sh = "bash", yml = "yaml", md = "markdown" }
 
 -- The file that holds a module of the package, or nil.
@@ -45,16 +47,16 @@ end
 return function(div, fail)
   local path, name = target(div.attributes, fail)
   local lines = quoted_lines(path, name, div.attributes, fail)
-  local notes = annotations(div, lines, "the quoted part of " .. path, fail)
+  local notes = annotations.find(div, lines, "the quoted part of " .. path, fail)
   local before = name and path:match("%.py$") and needs.of(project.read(path), path, name, table.concat(lines, "\n"))
-  local definitions = {}
-  for number, note in ipairs(notes) do
-    lines[note.line] = ("%s  # <%d>"):format(lines[note.line], number)
-    table.insert(definitions, note.definition)
-  end
   local extension = path:match("%.(%w+)$") or "text"
   local code = pandoc.CodeBlock(table.concat(lines, "\n"), { class = LANGUAGES[extension] or extension })
-  local blocks = pandoc.Blocks { code }
-  if #definitions > 0 then blocks:insert(pandoc.OrderedList(definitions)) end
+  local blocks = pandoc.Blocks {}
+  if #notes > 0 then
+    annotated = annotated + 1
+    code.identifier = "annotated-cell-" .. annotated
+    blocks:extend(annotations.list(notes, code.identifier))
+  end
+  blocks:insert(1, code)
   return frame(div, path, div.attributes.members and "in part", blocks, before)
 end

@@ -158,14 +158,9 @@ local function elided(lines)
   return kept
 end
 
-local ANCHOR = '<button type="button" class="code-annotation-anchor" data-target-cell="%s" '
-  .. 'data-target-annotation="%d" aria-label="Note %d">%d</button>'
-
--- Quarto puts the numbers of the notes in by itself.
 local function line_html(line, cell)
-  local note = line.note and not quarto and ANCHOR:format(cell, line.note, line.note, line.note) or ""
   local sign = ('<span class="diff-sign" aria-hidden="true">%s </span>'):format(line.sign)
-  return ('%s<span class="diff-line" id="%s-%d">%s%s\n</span>'):format(note, cell, line.number, sign, line.html)
+  return ('<span class="diff-line" id="%s-%d">%s%s\n</span>'):format(cell, line.number, sign, line.html)
 end
 
 -- A part's lines: each run of added, removed or unchanged ones is an element that begins with that word.
@@ -184,23 +179,6 @@ local function part_html(part, cell)
   return table.concat(html)
 end
 
--- As Quarto writes notes, which it then looks for.
-local function notes_list(notes, cell)
-  local function raw(html) return pandoc.RawBlock("html", html) end
-  local blocks = pandoc.Blocks { raw '<dl class="code-annotation-container-hidden code-annotation-container-grid">' }
-  for number, note in ipairs(notes) do
-    local place = {
-      { "code-lines", tostring(note.line) }, { "code-annotation", tostring(number) }, { "code-cell", cell },
-    }
-    local opening = '<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd>'
-    blocks:insert(raw(opening:format(cell, number, number)))
-    blocks:insert(pandoc.Plain { pandoc.Span(note.definition[1].content, pandoc.Attr("", {}, place)) })
-    blocks:insert(raw "</dd>")
-  end
-  blocks:insert(raw "</dl>")
-  return blocks
-end
-
 return function(div, fail)
   local from, to = div.attributes.from, div.attributes.to
   local parts = compared_parts(parts_of(from, fail), parts_of(to, fail))
@@ -216,15 +194,14 @@ return function(div, fail)
       end
     end
   end
-  local notes = annotations(div, texts, ("what changes from %s to %s"):format(from, to), fail)
-  for number, note in ipairs(notes) do lines[note.line].note = number end
+  local notes = annotations.find(div, texts, ("what changes from %s to %s"):format(from, to), fail)
   diffs = diffs + 1
   local cell, html = "diff-" .. diffs, {}
   for _, part in ipairs(parts) do table.insert(html, part_html(part, cell)) end
   local code = '<div class="sourceCode" id="%s"><pre class="sourceCode python"><code class="sourceCode python">'
     .. '<span class="code-annotation-diff">%s</span></code></pre></div>'
   local blocks = pandoc.Blocks { pandoc.RawBlock("html", code:format(cell, table.concat(html))) }
-  if #notes > 0 then blocks:extend(notes_list(notes, cell)) end
+  if #notes > 0 then blocks:extend(annotations.list(notes, cell)) end
   div.classes:insert(1, "code")
   return frame(div, to, "what changes from " .. from, blocks, project.read(to))
 end

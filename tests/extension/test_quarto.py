@@ -50,7 +50,8 @@ def test_book(book, render_all):
     code = html["05-code"]
     assert code.count('<button class="code-annotation-anchor"') == 6
     assert not re.search(r"&lt;\d+&gt;", code)
-    assert 'data-code-annotation="1">A <a href="../appendix/glossary.html#term-rank"' in code
+    note = 'data-code-cell="annotated-cell-1">A <a href="../appendix/glossary.html#term-rank"'
+    assert note in code
 
     assert html["05-diff"].count('class="code-annotation-anchor"') == 3
     assert 'data-code-annotation="3"' in html["05-diff"]

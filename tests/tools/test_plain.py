@@ -138,23 +138,15 @@ def test_a_failed_build_keeps_the_last_one(book: Book) -> None:
     assert (book.site / "index.html").is_file()
 
 
-def test_annotations_are_taken_out_of_the_code(book: Book) -> None:
-    html = book.page(
-        "```python\na = 1  # <1>\nb = 2\nc = 3  # <2>\n```\n\n1. *First*.\n2. See @fig-a.\n"
-    )
-    assert "&lt;1&gt;" not in html
-    assert html.count('class="code-annotation-anchor"') == 2
-    assert re.search(
-        r'data-target-annotation="2" aria-label="Note 2">2</button><span id="\S+-3">', html
-    )
-    assert "<em>First</em>" in html
-    assert 'data-code-lines="3" data-code-annotation="2"> See <a href="#fig-a"' in html
-
-
-def test_a_list_after_ordinary_code_stays_a_list(book: Book) -> None:
-    html = book.page("```python\na = 1  # a comment\n```\n\n1. One.\n")
-    assert "code-annotation" not in html
-    assert "<ol" in html
+def test_the_numbers_of_notes_stand_before_their_lines(book: Book) -> None:
+    notes = '[One.]{code-lines="1" code-annotation="1" code-cell="a-1"}\n\n'
+    notes += '[See @fig-a.]{code-lines="3" code-annotation="2" code-cell="a-1"}\n'
+    html = book.page(f"```{{.python #a-1}}\na = 1\nb = 2\nc = 3\n```\n\n{notes}")
+    assert re.findall(r'aria-label="Note (\d)">(\d)</button><span id="(\S+)">', html) == [
+        ("1", "1", "a-1-1"),
+        ("2", "2", "a-1-3"),
+    ]
+    assert 'data-code-lines="3" data-code-annotation="2" data-code-cell="a-1">See <a' in html
 
 
 @pytest.mark.parametrize(
@@ -259,16 +251,6 @@ def test_the_style_of_citations_is_the_book_s(citing: Book) -> None:
             "index.qmd",
             "# A\n\n{{< video x >}}\n",
             "index.qmd: shortcode {{<: the plain build knows none",
-        ),
-        (
-            "index.qmd",
-            "# A\n\n```py\na  # <1>\n```\n\n2. x\n",
-            "index.qmd: a code line is marked <1>, but the list below does not explain it",
-        ),
-        (
-            "index.qmd",
-            "# A\n\n```py\na  # <1>\n```\n\n1. x\n2. y\n",
-            "index.qmd: no code line is marked <2>, but the list explains it",
         ),
         ("_quarto.yml", "book: [", "_quarto.yml is not valid YAML"),
         ("_quarto.yml", "project: {}", "_quarto.yml: expected a mapping with a 'book' in it"),

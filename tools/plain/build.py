@@ -32,6 +32,9 @@ import yaml
 HERE = Path(__file__).resolve().parent
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
+NOTE = re.compile(
+    r'data-code-lines="(\d+)"\s+data-code-annotation="(\d+)"\s+data-code-cell="([\w-]+)"'
+)
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
 
 
@@ -177,7 +180,18 @@ def render_page(page: Page, config: dict[str, Any], source: Path) -> Rendered:
         text = text.replace(
             f"<!--{name}-->", included(html_options(config).get(name), page, source)
         )
-    return Rendered(page, entry["title"], entry["targets"] or {}, text)
+    return Rendered(page, entry["title"], entry["targets"] or {}, with_anchors(text))
+
+
+def with_anchors(text: str) -> str:
+    """The numbers of notes before the lines of code that they explain, as Quarto puts them in."""
+    for line, number, cell in NOTE.findall(text):
+        anchor = (
+            f'<button type="button" class="code-annotation-anchor" data-target-cell="{cell}" '
+            f'data-target-annotation="{number}" aria-label="Note {number}">{number}</button>'
+        )
+        text = re.sub(rf'(?=<span [^>]*\bid="{cell}-{line}">)', anchor, text, count=1)
+    return text
 
 
 def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[str]:

@@ -1,17 +1,16 @@
--- What Quarto does to a page, for plain Pandoc: numbers, cross-references, callouts, tabs, code
--- annotations. Runs after the book's own filter. Hands the page's title and the text of every
+-- What Quarto does to a page, for plain Pandoc: numbers, cross-references, callouts, tabs.
+-- Runs after the book's own filter. Hands the page's title and the text of every
 -- cross-reference target to build.py through the template variable `index`.
 
 local KINDS = { fig = "Figure", tbl = "Table", eq = "Equation", sec = "Section" }
 local CALLOUTS = {
   note = "Note", tip = "Tip", warning = "Warning", important = "Important", caution = "Caution",
 }
-local ANNOTATION = "%s*#%s*<(%d+)>%s*$"
 
 local page, root = "", ""
 local targets = {} -- id → { number, text }, e.g. fig-ring → { "1", "Figure 1" }
 local counts = {}  -- kind → how many so far
-local cells, tabsets = 0, 0
+local tabsets = 0
 
 local function fail(message)
   io.stderr:write(page .. ": " .. message .. "\n")
@@ -223,67 +222,6 @@ local function Div(div)
   if kind_of(div.identifier) and kind_of(div.identifier) ~= "sec" then return numbered_div(div) end
 end
 
--- Code annotations: a code block whose lines end in `# <1>`, then a numbered list -----------------
-
-local function annotated_code(code, list)
-  local lines, marks = {}, {}
-  for line in (code.text .. "\n"):gmatch("(.-)\n") do
-    table.insert(lines, (line:gsub(ANNOTATION, "")))
-    marks[#lines] = tonumber(line:match(ANNOTATION))
-  end
-  if not next(marks) then return nil end
-  cells = cells + 1
-  local cell = "annotated-cell-" .. cells
-  code.text = table.concat(lines, "\n")
-  code.identifier = cell
-  local html = pandoc.write(pandoc.Pandoc { code }, "html")
-  for line, number in pairs(marks) do
-    if not list.content[number - list.start + 1] then fail(("a code line is marked <%d>, but the list below does not explain it"):format(number)) end
-    local anchor = ('<button type="button" class="code-annotation-anchor" data-target-cell="%s" '
-      .. 'data-target-annotation="%d" aria-label="Note %d">%d</button>'):format(cell, number, number, number)
-    local start = ('<span id="%s-%d">'):format(cell, line)
-    html = html:gsub(start:gsub("%p", "%%%0"), (anchor .. start):gsub("%%", "%%%%"), 1)
-  end
-  return cell, raw(html), marks
-end
-
-local function annotation_list(cell, list, marks)
-  local lines = {}
-  for line, number in pairs(marks) do lines[number] = line end
-  local blocks = pandoc.Blocks { raw('<dl class="code-annotation-container-hidden code-annotation-container-grid">') }
-  for position, item in ipairs(list.content) do
-    local number = list.start + position - 1
-    if not lines[number] then fail(("no code line is marked <%d>, but the list explains it"):format(number)) end
-    blocks:insert(raw(('<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd><div data-code-cell="%s" '
-      .. 'data-code-lines="%d" data-code-annotation="%d">'):format(cell, number, number, cell, lines[number], number)))
-    blocks:extend(item)
-    blocks:insert(raw("</div></dd>"))
-  end
-  blocks:insert(raw("</dl>"))
-  return blocks
-end
-
-local function Blocks(blocks)
-  local done = pandoc.Blocks {}
-  local position = 1
-  while position <= #blocks do
-    local block, following = blocks[position], blocks[position + 1]
-    local cell, code, marks
-    if block.t == "CodeBlock" and following and following.t == "OrderedList" then
-      cell, code, marks = annotated_code(block, following)
-    end
-    if cell then
-      done:insert(code)
-      done:extend(annotation_list(cell, following, marks))
-      position = position + 1
-    else
-      done:insert(block)
-    end
-    position = position + 1
-  end
-  return done
-end
-
 function Pandoc(doc)
   page, root = doc.meta.page[1].text, pandoc.utils.stringify(doc.meta.root or "")
   doc.blocks = doc.blocks:walk { Cite = Cite }
@@ -291,7 +229,7 @@ function Pandoc(doc)
   local title, id = take_title(doc)
   doc.blocks = doc.blocks:walk {
     traverse = "topdown",
-    Header = Header, Figure = Figure, Table = Table, Div = Div, Blocks = Blocks,
+    Header = Header, Figure = Figure, Table = Table, Div = Div,
   }
   doc.blocks = doc.blocks:walk {
     Inlines = Inlines, Link = Link, Str = Str,
