@@ -253,10 +253,6 @@ function nameLandmarks() {
     link.setAttribute("role", "button");
     link.tabIndex = 0;
   }
-  for (const header of document.querySelectorAll(".callout-header[data-bs-toggle]")) {
-    header.setAttribute("role", "button");
-    header.tabIndex = 0;
-  }
 }
 
 document.addEventListener("keydown", (event) => {

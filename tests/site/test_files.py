@@ -263,7 +263,6 @@ def test_the_font_has_every_sign_of_the_formulas(pages: dict[Path, PageParser]) 
         'role="tab"',
         "data-tip=",
         "<math",
-        "callout-note",
         "takeaways",
         "doc-biblioref",
         "<ins>",

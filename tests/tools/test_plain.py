@@ -149,27 +149,6 @@ def test_the_numbers_of_notes_stand_before_their_lines(book: Book) -> None:
     assert 'data-code-lines="3" data-code-annotation="2" data-code-cell="a-1">See <a' in html
 
 
-@pytest.mark.parametrize(
-    ("markdown", "expected"),
-    [
-        ("::: callout-note\nBody.\n:::", '<div class="callout-title"> Note </div>'),
-        ("::: {.callout-tip title='T'}\nBody.\n:::", '<div class="callout-title"> T </div>'),
-        ("::: callout-tip\n## Head\nBody.\n:::", '<div class="callout-title"> Head </div>'),
-        ("::: {.callout-tip collapse='true'}\nB.\n:::", '<details class="callout callout-tip">'),
-        (
-            "::: {.callout-tip collapse='false'}\nB.\n:::",
-            '<details class="callout callout-tip" open>',
-        ),
-        (
-            "::: callout-note\n::: {.callout-tip}\nIn.\n:::\n:::",
-            '<div class="callout callout-tip">',
-        ),
-    ],
-)
-def test_callouts(book: Book, markdown: str, expected: str) -> None:
-    assert expected in book.page(markdown)
-
-
 def test_tabs(book: Book) -> None:
     html = book.page("::: panel-tabset\n## GPU\n\nfast\n\n## CPU\n\n@fig-a\n:::")
     assert re.findall(r'role="tab" id="(\S+)-tab" aria-controls="(\S+)"> (\w+) <', html) == [
@@ -251,6 +230,11 @@ def test_the_style_of_citations_is_the_book_s(citing: Book) -> None:
             "index.qmd",
             "# A\n\n{{< video x >}}\n",
             "index.qmd: shortcode {{<: the plain build knows none",
+        ),
+        (
+            "index.qmd",
+            "# A\n\n::: {.callout-tip}\nx\n:::\n",
+            "index.qmd: .callout-tip: the plain build knows no callouts, use a box of the book",
         ),
         ("_quarto.yml", "book: [", "_quarto.yml is not valid YAML"),
         ("_quarto.yml", "project: {}", "_quarto.yml: expected a mapping with a 'book' in it"),

@@ -1,12 +1,8 @@
--- What Quarto does to a page, for plain Pandoc: numbers, cross-references, callouts, tabs.
+-- What Quarto does to a page, for plain Pandoc: numbers, cross-references, tabs.
 -- Runs after the book's own filter. Hands the page's title and the text of every
 -- cross-reference target to build.py through the template variable `index`.
 
 local KINDS = { fig = "Figure", tbl = "Table", eq = "Equation", sec = "Section" }
-local CALLOUTS = {
-  note = "Note", tip = "Tip", warning = "Warning", important = "Important", caution = "Caution",
-}
-
 local page, root = "", ""
 local targets = {} -- id → { number, text }, e.g. fig-ring → { "1", "Figure 1" }
 local counts = {}  -- kind → how many so far
@@ -166,27 +162,7 @@ local function Str(str)
   if str.text:match("^{{<") then fail("shortcode " .. str.text .. ": the plain build knows none") end
 end
 
--- Callouts and tabs ------------------------------------------------------------------------------
-
-local function callout(div, kind)
-  local title = pandoc.Inlines(div.attributes.title or CALLOUTS[kind])
-  local first = div.content[1]
-  if first and first.t == "Header" then
-    title = first.content
-    div.content:remove(1)
-  end
-  local body = pandoc.Div(div.content, { class = "callout-body" })
-  local collapse = div.attributes.collapse
-  if not collapse then
-    local heading = pandoc.Div({ pandoc.Plain(title) }, { class = "callout-title" })
-    return pandoc.Div({ heading, body }, { class = "callout callout-" .. kind })
-  end
-  local open = collapse == "false" and " open" or ""
-  return {
-    raw(('<details class="callout callout-%s"%s><summary class="callout-title">'):format(kind, open)),
-    pandoc.Plain(title), raw("</summary>"), body, raw("</details>"),
-  }
-end
+-- Tabs -------------------------------------------------------------------------------------------
 
 local function tabset(div)
   tabsets = tabsets + 1
@@ -215,9 +191,8 @@ local function tabset(div)
 end
 
 local function Div(div)
-  for kind in pairs(CALLOUTS) do
-    if div.classes:includes("callout-" .. kind) then return callout(div, kind) end
-  end
+  local callout = div.classes:find_if(function(class) return class:match("^callout%-") end)
+  if callout then fail("." .. callout .. ": the plain build knows no callouts, use a box of the book") end
   if div.classes:includes("panel-tabset") then return tabset(div) end
   if kind_of(div.identifier) and kind_of(div.identifier) ~= "sec" then return numbered_div(div) end
 end
