@@ -31,7 +31,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
-REFERENCE = re.compile(r'<x-ref to="([^"]+)" form="(\w+)"></x-ref>')
+REFERENCE = re.compile(r'<x-ref to="([^"]+)"></x-ref>')
 NOTE = re.compile(
     r'data-code-lines="(\d+)"\s+data-code-annotation="(\d+)"\s+data-code-cell="([\w-]+)"'
 )
@@ -61,7 +61,7 @@ class Page:
 class Rendered:
     page: Page
     title: str  # HTML
-    targets: dict[str, tuple[str, str]]  # "fig-ring" → ("1", "Figure 1")
+    targets: dict[str, str]  # "fig-ring" → "Figure 1"
     text: str  # the page's HTML, navigation and cross-references still to come
 
     @property
@@ -277,13 +277,12 @@ def all_targets(rendered: list[Rendered]) -> dict[str, Rendered]:
 
 def resolve_references(entry: Rendered, targets: dict[str, Rendered]) -> str:
     def reference(match: re.Match[str]) -> str:
-        name, form = match.groups()
+        name = match[1]
         if name not in targets:
             kind = KINDS[name.split("-")[0]]
             raise BuildError(f"{entry.page.source}: @{name}: no page has a {kind} of that name")
         target = targets[name]
-        number, text = target.targets[name]
-        words = html.escape(number if form == "number" else text)
+        words = html.escape(target.targets[name])
         page = "" if target is entry else relative(target.page.url, entry.page)
         return f'<a href="{page}#{name}" class="xref">{words}</a>'
 

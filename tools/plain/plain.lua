@@ -4,7 +4,7 @@
 
 local KINDS = { fig = "Figure", tbl = "Table", eq = "Equation", sec = "Section" }
 local page, root = "", ""
-local targets = {} -- id → { number, text }, e.g. fig-ring → { "1", "Figure 1" }
+local targets = {} -- id → text, e.g. fig-ring → "Figure 1"
 local counts = {}  -- kind → how many so far
 local tabsets = 0
 
@@ -20,21 +20,21 @@ local function kind_of(id)
   return kind and KINDS[kind] and kind
 end
 
-local function add_target(id, number, text)
+local function add_target(id, text)
   if targets[id] then fail("the name #" .. id .. " is used twice") end
-  targets[id] = { number, text }
+  targets[id] = text
 end
 
 local function next_number(id)
   local kind = kind_of(id)
   counts[kind] = (counts[kind] or 0) + 1
-  local number = tostring(counts[kind])
-  add_target(id, number, KINDS[kind] .. "\u{a0}" .. number)
-  return number
+  add_target(id, KINDS[kind] .. "\u{a0}" .. counts[kind])
+  return counts[kind]
 end
 
 local function label(id)
-  return pandoc.Inlines { pandoc.Str(KINDS[kind_of(id)] .. "\u{a0}" .. next_number(id) .. ": ") }
+  next_number(id)
+  return pandoc.Inlines { pandoc.Str(targets[id] .. ": ") }
 end
 
 local function number_caption(blocks, id)
@@ -49,7 +49,7 @@ end
 -- A section is called by its title.
 local function add_section(id, content)
   local title = pandoc.utils.stringify(content)
-  if kind_of(id) == "sec" then add_target(id, title, title) end
+  if kind_of(id) == "sec" then add_target(id, title) end
 end
 
 local function Header(header) add_section(header.identifier, header.content) end
@@ -71,14 +71,6 @@ local function take_title(doc)
 end
 
 -- Figures, tables, equations ---------------------------------------------------------------------
-
-local function numbered_div(div)
-  local caption = pandoc.Blocks {}
-  local last = div.content[#div.content]
-  if last and (last.t == "Para" or last.t == "Plain") then caption:insert(div.content:remove()) end
-  caption = number_caption(caption, div.identifier)
-  return pandoc.Figure(div.content, pandoc.Caption(caption), div.attr)
-end
 
 local function Figure(figure)
   if not kind_of(figure.identifier) then return nil end
@@ -128,27 +120,14 @@ end
 
 -- References and links ---------------------------------------------------------------------------
 
-local LINK = '<x-ref to="%s" form="%s"></x-ref>'
-
--- The cross-references of a citation, or nil. build.py fills them in once it
--- knows the numbers of every page.
-local function references(cite)
-  local found = {}
-  for _, citation in ipairs(cite.citations) do
-    if kind_of(citation.id) then
-      local prefix = pandoc.utils.stringify(citation.prefix)
-      local form = (prefix ~= "" or citation.mode == "SuppressAuthor") and "number" or "full"
-      table.insert(found, (prefix ~= "" and prefix .. "\u{a0}" or "") .. LINK:format(citation.id, form))
-    end
-  end
-  if #found == 0 then return nil end
-  if #found < #cite.citations then fail("a cross-reference and a citation in one [@…; @…]: split them") end
-  return table.concat(found, ", ")
-end
-
+-- A cross-reference. build.py fills it in once it knows the names of every page.
 local function Cite(cite)
-  local links = references(cite)
-  return links and pandoc.RawInline("html", links)
+  local reference = cite.citations:find_if(function(citation) return kind_of(citation.id) end)
+  if not reference then return nil end
+  if #cite.citations > 1 or #reference.prefix > 0 or reference.mode == "SuppressAuthor" then
+    fail(("write @%s by itself: nothing stands with a cross-reference in brackets"):format(reference.id))
+  end
+  return pandoc.RawInline("html", ('<x-ref to="%s"></x-ref>'):format(reference.id))
 end
 
 local function Link(link)
@@ -194,7 +173,6 @@ local function Div(div)
   local callout = div.classes:find_if(function(class) return class:match("^callout%-") end)
   if callout then fail("." .. callout .. ": the plain build knows no callouts, use a box of the book") end
   if div.classes:includes("panel-tabset") then return tabset(div) end
-  if kind_of(div.identifier) and kind_of(div.identifier) ~= "sec" then return numbered_div(div) end
 end
 
 function Pandoc(doc)
