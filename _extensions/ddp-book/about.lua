@@ -18,7 +18,7 @@ local function versions_of_recordings(fail)
   for _, run in ipairs(recording.runs()) do
     for _, one in ipairs(recording.existing(run, fail)) do
       found.Device[one.kind][provenance.device(one.meta)] = true
-      for name, version in pairs(recording.present(one.meta.versions) or {}) do
+      for name, version in pairs(one.meta.versions) do
         found[name] = found[name] or { cpu = {}, gpu = {} }
         found[name][one.kind][version:gsub("%+.*$", "")] = true
       end

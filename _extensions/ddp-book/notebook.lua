@@ -55,7 +55,7 @@ function M.notebook(div, fail)
       local source = recording.text(cell.source)
       if cell.cell_type == "markdown" then
         blocks:insert(markdown_cell(source, one.kind))
-      elseif cell.cell_type == "code" and source:match("%S") and (cell.metadata or {}).name ~= ANYWHERE then
+      elseif cell.cell_type == "code" and source:match("%S") and cell.metadata.name ~= ANYWHERE then
         blocks:insert(code_cell(cell, source, one, fail))
       end
     end
@@ -76,11 +76,11 @@ local function row_of(name, kind, one)
     run,
     kind:upper() .. (provenance.is_stale(one) and ", older than the code" or ""),
     provenance.device(meta),
-    provenance.ranks(meta) or "",
+    provenance.ranks(meta),
     provenance.backend(meta) or "",
     provenance.torch(meta) or "",
-    recording.present(meta.date) or "",
-    provenance.commit(meta) or "",
+    meta.date,
+    provenance.commit(meta),
   }
 end
 

@@ -74,8 +74,6 @@ function M.blocks(cell, alt_of, fail)
   for _, output in ipairs(cell.outputs or {}) do
     if output.output_type == "stream" then
       streamed = streamed .. text_of(output.text)
-    elseif output.output_type == "error" then
-      streamed = streamed .. table.concat(output.traceback, "\n") .. "\n"
     else
       flush()
       blocks:extend(display(output, alt_of, fail) or {})

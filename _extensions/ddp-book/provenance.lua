@@ -1,17 +1,16 @@
--- Says where a recording comes from: in one line, and as a table.
+-- Says where a recording comes from: in one line, and as a table. tools/check.py sees to it that a recording
+-- carries what is read here.
 
 local import = ...
 local project = import "project"
 local recording = import "recording"
 local sorted_keys = import "sorted_keys"
-local present = recording.present
 
 local M = {}
 
 local UNCHANGED = "the code changed since, its behaviour did not: "
 local STALE = "recorded before the latest change of this code"
 local COMPUTED = "Computed, not measured"
-local RANKS_AND_BACKEND = "%s over %s"
 
 -- "2", "2 and 4", "2, 3 and 4"
 local function enumerate(words)
@@ -19,68 +18,50 @@ local function enumerate(words)
   return table.concat(words, ", ", 1, #words - 1) .. " and " .. words[#words]
 end
 
-local function as_list(value)
-  value = present(value)
-  if value == nil then return {} end
-  return type(value) == "table" and value or { value }
-end
-
 function M.ranks(meta)
-  local sizes, largest = {}, 0
-  for _, size in ipairs(as_list(meta.world_size)) do
-    table.insert(sizes, ("%d"):format(size))
-    largest = math.max(largest, size)
-  end
-  if #sizes == 0 then return nil end
+  local largest = math.max(table.unpack(meta.world_size))
+  local sizes = pandoc.List(meta.world_size):map(function(size) return ("%d"):format(size) end)
   local text = enumerate(sizes) .. (largest == 1 and " rank" or " ranks")
-  local gpus = meta.kind == "gpu" and present(meta.device_count) or 0
-  if gpus == 0 then return text end
+  if meta.kind ~= "gpu" then return text end
+  local gpus = meta.device_count
   return ("%s %s %d %s"):format(text, largest > gpus and "sharing" or "on", gpus, gpus == 1 and "GPU" or "GPUs")
 end
 
-function M.backend(meta) return enumerate(as_list(meta.backend)) end
+function M.backend(meta) return enumerate(meta.backend) end
 
 function M.torch(meta)
-  local version = present((present(meta.versions) or {}).torch)
+  local version = meta.versions.torch
   return version and (version:gsub("%+.*$", ""))
 end
 
 function M.device(meta)
-  local device = present(meta.device) or "unknown device"
-  local count = meta.kind == "gpu" and present(meta.device_count) or 1
-  if count > 1 then return ("%d × %s"):format(count, device) end
-  return (device:gsub(" CPU$", ""))
+  if meta.device_count > 1 then return ("%d × %s"):format(meta.device_count, meta.device) end
+  return (meta.device:gsub(" CPU$", ""))
 end
 
-function M.commit(meta)
-  local commit = present(meta.commit)
-  if not commit then return nil end
-  return commit:sub(1, 7) .. (present(meta.dirty) == true and " with local changes" or "")
-end
+function M.commit(meta) return meta.commit:sub(1, 7) .. (meta.dirty and " with local changes" or "") end
 
 local status
 
 -- Whether the code has changed since: recordings/status.json, if there is one, says so.
 function M.is_stale(one)
-  status = status or pandoc.json.decode(project.read("recordings/status.json") or "{}", false) or {}
-  local of_run = status[one.name]
-  return type(of_run) == "table" and of_run[one.kind] == "stale"
+  status = status or pandoc.json.decode(project.read("recordings/status.json") or "{}", false)
+  return (status[one.name] or {})[one.kind] == "stale"
 end
 
 -- "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · torch 2.13.0 · 2026-11-21 · commit abc1234",
 -- "Computed, not measured · 2026-11-21 · commit abc1234"
 function M.line(one, badge, fail)
   local meta, parts = one.meta, { COMPUTED }
-  local ranks, backend, torch, commit = M.ranks(meta), M.backend(meta), M.torch(meta), M.commit(meta)
+  local backend, torch = M.backend(meta), M.torch(meta)
   if badge and badge ~= "computed" then fail('badge must be "computed"') end
   if not badge then
-    parts = { one.kind:upper() .. " recording", M.device(meta) }
-    if ranks then table.insert(parts, backend and RANKS_AND_BACKEND:format(ranks, backend) or ranks) end
-    if torch then table.insert(parts, "torch " .. torch) end
+    local ranks = M.ranks(meta) .. (backend and " over " .. backend or "")
+    parts = { one.kind:upper() .. " recording", M.device(meta), ranks, torch and "torch " .. torch }
   end
-  if present(meta.date) then table.insert(parts, meta.date) end
-  if commit then table.insert(parts, "commit " .. commit) end
-  for _, said in ipairs(present(meta.accepted) or {}) do table.insert(parts, UNCHANGED .. said.reason) end
+  table.insert(parts, meta.date)
+  table.insert(parts, "commit " .. M.commit(meta))
+  for _, said in ipairs(meta.accepted or {}) do table.insert(parts, UNCHANGED .. said.reason) end
   if M.is_stale(one) then table.insert(parts, STALE) end
   return table.concat(parts, " · ")
 end
@@ -127,7 +108,7 @@ end
 
 local function commit_inlines(meta)
   local commit, repository = M.commit(meta), project.repository()
-  if not commit or not repository or present(meta.accepted) then return commit end -- a squash may have taken it away
+  if not repository or meta.accepted then return commit end -- a squash may have taken it away
   return pandoc.Inlines { pandoc.Link(commit, repository .. "/commit/" .. meta.commit) }
 end
 
@@ -142,8 +123,8 @@ end
 
 local function versions(meta)
   local parts = {}
-  for _, package in ipairs(sorted_keys(present(meta.versions) or {})) do
-    table.insert(parts, package .. " " .. tostring(meta.versions[package]))
+  for _, package in ipairs(sorted_keys(meta.versions)) do
+    table.insert(parts, package .. " " .. meta.versions[package])
   end
   return table.concat(parts, ", ")
 end
@@ -154,21 +135,21 @@ function M.facts(one)
   local function row(name, content)
     if content and #content > 0 then table.insert(rows, { name, pandoc.Inlines(content) }) end
   end
-  local data = present(meta.data)
+  local data = recording.present(meta.data)
   row("Recording", one.kind:upper() .. (M.is_stale(one) and ", " .. STALE or ""))
   row("Device", M.device(meta))
   row("Ranks", M.ranks(meta))
   row("Backend", M.backend(meta))
   row("Versions", versions(meta))
   row("Data", data and data.name)
-  row("Date", present(meta.date))
+  row("Date", meta.date)
   row("Commit", commit_inlines(meta))
-  for _, said in ipairs(present(meta.accepted) or {}) do
+  for _, said in ipairs(meta.accepted or {}) do
     row("Same behaviour", ("%s (%s, commit %s)"):format(said.reason, said.date, said.commit:sub(1, 7)))
   end
-  row("Command", present(meta.command) and { pandoc.Code(meta.command) })
-  row("Duration", present(meta.seconds) and ("%.1f s"):format(meta.seconds))
-  row("Code", code_list(sorted_keys(present(meta.symbols) or {})))
+  row("Command", { pandoc.Code(meta.command) })
+  row("Duration", ("%.1f s"):format(meta.seconds))
+  row("Code", code_list(sorted_keys(meta.symbols)))
   return rows
 end
 

@@ -9,21 +9,17 @@ local KINDS = { "gpu", "cpu" } -- in the order in which a page shows them
 local VALUES = "application/vnd.miniddp.values+json"
 
 -- Jupyter keeps text as a string or as a list of lines.
-function M.text(value)
-  if type(value) == "table" then return table.concat(value) end
-  return type(value) == "string" and value or ""
-end
+function M.text(value) return type(value) == "table" and table.concat(value) or value end
 
 -- A JSON value that may be null.
 function M.present(value)
   if value ~= pandoc.json.null then return value end
 end
 
--- The bundle of an output for a mime type: text, or a table where the type is JSON.
+-- The bundle of an output for a mime type: a table where the type is JSON, else text.
 function M.bundle(output, mime)
-  local data = type(output.data) == "table" and output.data[mime]
-  if not data or not mime:match("json$") then return data and M.text(data) end
-  return type(data) == "table" and data or pandoc.json.decode(data, false)
+  local data = output.data and output.data[mime]
+  return mime:match("json$") and data or M.text(data)
 end
 
 local function file_of(name, kind) return ("recordings/%s.%s.ipynb"):format(name, kind) end
@@ -75,7 +71,7 @@ end
 local function named_cell(recording, wanted, fail)
   local found, names = nil, {}
   for _, cell in ipairs(recording.cells) do
-    local name = cell.metadata and M.present(cell.metadata.name)
+    local name = cell.metadata.name
     if name == wanted then
       if found then fail(("two cells of %s are named %s"):format(recording.path, name)) end
       found = cell

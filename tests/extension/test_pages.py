@@ -167,10 +167,6 @@ PROVENANCE = {
         {"world_size": [2, 4, 8], "backend": ["gloo", "mpi"]},
         "CPU recording · 2-core AMD EPYC · 2, 4 and 8 ranks over gloo and mpi",
     ),
-    "nothing known": (
-        {"world_size": None, "backend": None, "device": None},
-        "CPU recording · unknown device",
-    ),
 }
 
 
