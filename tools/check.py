@@ -1,9 +1,7 @@
 """Check the book without executing anything: recordings and chapters.
 
     python tools/check.py
-    python tools/check.py --strict
     python tools/check.py --write-status
-    python tools/check.py --unquoted
 
 A CPU recording that is stale or missing is an error, a GPU recording that is stale is reported.
 Needs only Python's standard library.
@@ -425,16 +423,8 @@ def _without_inline_markup(paragraph: str) -> str:
 def main(given: list[str], root: Path = ROOT) -> int:
     parser = arguments.Parser(__doc__)
     parser.add_argument("--write-status", action="store_true", help=f"write {STATUS}")
-    parser.add_argument("--strict", action="store_true", help="take every warning for an error")
-    parser.add_argument(
-        "--unquoted", action="store_true", help="only the code of the path that no chapter quotes"
-    )
     options = parser.parse_args(given)
     try:
-        if options.unquoted:
-            missing = list(quoted.unquoted(root))
-            print("\n".join([*missing, f"{len(missing)} stretches that no chapter quotes"]))
-            return 1 if missing else 0
         if options.write_status:
             write_status(root)
         found = states(root)
@@ -457,7 +447,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
     for problem in errors:
         print(f"error: {problem}")
     print(f"{len(errors)} errors, {len(warnings)} warnings")
-    return 1 if errors or (options.strict and warnings) else 0
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

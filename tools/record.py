@@ -311,7 +311,6 @@ def parse(given: list[str]) -> argparse.Namespace:
     parser = arguments.Parser(__doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="such as 05-ring")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--all", action="store_true", help="record every run")
     mode.add_argument("--prose", action="store_true", help="only bring the texts up to date")
     mode.add_argument("--accept", action="store_true", help="declare the behaviour unchanged")
     mode.add_argument("--merge", type=folder, metavar="FOLDER", help="take over its recordings")
@@ -326,8 +325,8 @@ def parse(given: list[str]) -> argparse.Namespace:
     options = parser.parse_args(given)
     if options.accept and not (options.runs and options.reason.strip()):
         parser.error('--accept needs a RUN and --reason "…"')
-    if options.runs and (options.merge or options.all):
-        parser.error("--merge and --all take no RUN")
+    if options.runs and options.merge:
+        parser.error("--merge takes no RUN")
     if options.output:
         options.output = options.output.resolve()
     return options
@@ -358,8 +357,7 @@ def selected(root: Path, options: argparse.Namespace) -> list[str]:
         raise RecordError(f"{without[0]} runs on the CPU only, its provenance() says")
     if runs:
         return runs
-    if not options.all:
-        able = [run for run in able if check.freshness(root, run, options.kind)[0] != "fresh"]
+    able = [run for run in able if check.freshness(root, run, options.kind)[0] != "fresh"]
     first = [run for run in WORTH if run in able] if options.kind == "gpu" else []
     return first + [run for run in able if run not in first]
 

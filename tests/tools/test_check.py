@@ -265,14 +265,13 @@ def cited(project: Path) -> Path:
     return project
 
 
-def test_what_nobody_cites_is_a_warning_and_strictly_an_error(cited, capsys):
+def test_what_nobody_cites_is_a_warning(cited, capsys):
     code, lines = run(cited, capsys)
     assert code == 0
     assert "warning: @nccl-env stands in the bibliography, and no page cites it" in lines
     assert lines[-1] == "0 errors, 1 warnings"
-    assert run(cited, capsys, "--strict")[0] == 1
     write(cited, "chapters/05-ring.qmd", f"See @nccl-env.\n\n{QUOTE}")
-    assert run(cited, capsys, "--strict") == (
+    assert run(cited, capsys) == (
         0,
         ["05-ring  CPU fresh    GPU missing", "0 errors, 0 warnings"],
     )
