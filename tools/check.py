@@ -360,14 +360,14 @@ UNREAD = (  # front matter, comments, code blocks, formulas
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Paragraphs and tables without citations, with the number of their first line.
 
-    Left out: front matter, code, math, exercises, worked examples, spans with attributes, link
-    targets. Newlines stay, so that line numbers can be counted.
+    Left out: front matter, code, math, exercises, spans with attributes, link targets. Newlines
+    stay, so that line numbers can be counted.
     """
     for pattern in UNREAD:
         text = re.sub(pattern, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
     lines = [
         "" if skipped or re.match(r"\s*:::", line) else line
-        for skipped, line in in_examples(text.split("\n"))
+        for skipped, line in in_exercises(text.split("\n"))
     ]
     for number, (before, after) in enumerate(zip(lines, lines[2:], strict=False), 1):
         if not lines[number].strip() and re.match(r"\s*\|", before) and re.match(r"\s*: ", after):
@@ -377,16 +377,9 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
         if line.strip():
             continue
         paragraph = "\n".join(lines[start:number])
-        if paragraph.strip() and not WORKED.match(paragraph) and not is_cited(paragraph):
+        if paragraph.strip() and not is_cited(paragraph):
             yield start + 1, _without_inline_markup(paragraph)
         start = number + 1
-
-
-# A worked example: what to take for granted comes first, or its heading says that it is one.
-WORKED = re.compile(
-    r"\s*(?:[-*\d.]+ +)?(?:Take|Suppose|Assume|Imagine|Let|Say)\b|.*\b[Oo]n paper\b", re.DOTALL
-)
-WORKED_HEADING = re.compile(r"\b(?:on paper|worked|by hand)\b", re.IGNORECASE)
 
 
 def is_cited(paragraph: str) -> bool:
@@ -394,21 +387,16 @@ def is_cited(paragraph: str) -> bool:
     return bool(re.search(r"\]\(http|(?<![\w\\])@(?!(?:fig|tbl|sec|eq|lst)-)[A-Za-z]", paragraph))
 
 
-def in_examples(lines: list[str]) -> Iterator[tuple[bool, str]]:
-    """Each line, and whether it stands in an exercise, an answer or a worked example."""
+def in_exercises(lines: list[str]) -> Iterator[tuple[bool, str]]:
+    """Each line, and whether it stands in an exercise or an answer."""
     divs: list[str] = []
-    worked = 0  # the level of the heading that says so
     for line in lines:
         div = re.match(r"\s*:{3,}\s*(.*)", line)
-        heading = re.match(r"(#+) (.*)", line)
         if div and div[1].strip(" :"):
             divs.append(div[1])
         elif div and divs:
             divs.pop()
-        elif heading and (not worked or len(heading[1]) <= worked):
-            worked = len(heading[1]) if WORKED_HEADING.search(heading[2]) else 0
-        in_div = any(re.search(r"\b(exercise|answer|worked)\b", div) for div in divs)
-        yield in_div or worked > 0, line
+        yield any(re.search(r"\b(exercise|answer)\b", div) for div in divs), line
 
 
 def _without_inline_markup(paragraph: str) -> str:
