@@ -18,20 +18,14 @@ local function defined(code)
   if name and not NOT_NAMES[name] then return name, "value" end
 end
 
--- The last line of the block that the statement at `position` opens, with comments at its end.
-local function block_end(found, position, lines)
-  local indent, last = found[position].indent, found[position].last
+-- The last line of the block that the statement at `position` opens.
+local function block_end(found, position)
+  local last = found[position].last
   for next = position + 1, #found do
-    if found[next].indent <= indent then break end
+    if found[next].indent <= found[position].indent then break end
     last = found[next].last
   end
-  local stop = last
-  for number = last + 1, #lines do
-    local space, code = lines[number]:match("^(%s*)(.*)$")
-    if code ~= "" and (code:sub(1, 1) ~= "#" or #space <= indent) then break end
-    if code ~= "" then stop = number end
-  end
-  return stop
+  return last
 end
 
 -- The lines of the string that says what a definition is: the first of its body, or below a value.
@@ -58,7 +52,7 @@ local function find_definitions(text, lines)
           kind = kind,
           inside_function = owner ~= nil and (owner.kind == "function" or owner.inside_function),
           first = kind ~= "value" and decorator or statement.first,
-          last = kind == "value" and statement.last or block_end(found, position, lines),
+          last = kind == "value" and statement.last or block_end(found, position),
           indent = statement.indent,
           head = statement.last,
           about = string_after(found, position, kind == "value"),
@@ -77,16 +71,6 @@ local known = {} -- text of a file → its definitions: a page quotes the same f
 function M.definitions(text, lines)
   known[text] = known[text] or find_definitions(text, lines)
   return known[text]
-end
-
--- Definitions of one name that follow each other (overloads, a property and its setter) are one.
-local function is_together(parts, lines)
-  for position = 2, #parts do
-    for number = parts[position - 1].last + 1, parts[position].first - 1 do
-      if not lines[number]:match("^%s*$") and not lines[number]:match("^%s*#") then return false end
-    end
-  end
-  return true
 end
 
 -- Marks the lines of a docstring and the blank ones after it, unless nothing else would be left.
@@ -152,20 +136,20 @@ function M.quote(text, path, without_docstring, members)
     if definition.path == path then table.insert(parts, definition) end
   end
   if #parts == 0 then return nil, "no such symbol" end
-  if not is_together(parts, lines) then
+  if #parts > 1 then
     local places = {}
     for _, part in ipairs(parts) do table.insert(places, tostring(part.first)) end
     return nil, "defined more than once (lines " .. table.concat(places, ", ") .. ")"
   end
-  local dropped = {}
+  local part, dropped = parts[1], {}
   if members then
-    if parts[1].kind ~= "class" then return nil, "members of what is no class" end
-    local problem = drop_other_members(parts[1], members, text, lines, without_docstring, dropped)
+    if part.kind ~= "class" then return nil, "members of what is no class" end
+    local problem = drop_other_members(part, members, text, lines, without_docstring, dropped)
     if problem then return nil, problem end
-  else
-    for _, part in ipairs(without_docstring and parts or {}) do drop_docstring(part, lines, dropped) end
+  elseif without_docstring then
+    drop_docstring(part, lines, dropped)
   end
-  return dedented(lines, parts[1].first, parts[#parts].last, parts[1].indent, dropped)
+  return dedented(lines, part.first, part.last, part.indent, dropped)
 end
 
 -- What the part of a file that a top-level statement belongs to is called.
