@@ -4,21 +4,10 @@ local _, here = ...
 
 local M = {}
 
--- Absolute, with forward slashes and without `.` and `..`.
-local function absolute(path)
-  if not pandoc.path.is_absolute(path) then
-    path = pandoc.path.join { pandoc.system.get_working_directory(), path }
-  end
-  local parts = {}
-  for part in path:gsub("\\", "/"):gmatch("[^/]+") do
-    if part == ".." then
-      table.remove(parts)
-    elseif part ~= "." then
-      table.insert(parts, part)
-    end
-  end
-  local drive = parts[1] and parts[1]:match("^%a:$")
-  return (drive and "" or "/") .. table.concat(parts, "/")
+-- A folder as the system calls it: absolute, without `.`, `..` and symbolic links.
+local function absolute(folder)
+  local path = pandoc.system.with_working_directory(folder, pandoc.system.get_working_directory)
+  return (path:gsub("\\", "/"))
 end
 
 -- Quarto renders a temporary copy, and names the page itself.
@@ -27,16 +16,12 @@ local function input_file()
   return PANDOC_STATE.input_files[1]
 end
 
-local function relative_to_root(path)
-  path = absolute(path)
-  local prefix = M.root .. "/"
-  return path:sub(1, #prefix) == prefix and path:sub(#prefix + 1) or path
-end
-
 M.root = absolute(pandoc.path.join { here, "..", ".." })
 
 local input = input_file()
-M.page = input and input ~= "-" and relative_to_root(input) or "standard input"
+local folder = input and input ~= "-" and absolute(pandoc.path.directory(input))
+M.page = folder and pandoc.path.make_relative(folder .. "/" .. pandoc.path.filename(input), M.root):gsub("\\", "/")
+  or "standard input"
 
 -- The text of a file of the book, or nil.
 function M.read(path)
