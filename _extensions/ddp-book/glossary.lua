@@ -16,13 +16,9 @@ local function key_of(text) return (text:lower():gsub("%s+", " ")) end
 
 local function identifier(key) return "term-" .. key:gsub("%W+", "-") end
 
--- A formula as text: N − 1 for `N-1`, (S)/(B) for `\frac{S}{B}`.
-local function formula_text(tex)
-  tex = tex:gsub("\\[dt]?frac(%b{})(%b{})", function(above, below)
-    return "(" .. above:sub(2, -2) .. ")/(" .. below:sub(2, -2) .. ")"
-  end)
-  local formula = pandoc.Pandoc { pandoc.Plain { pandoc.Math("InlineMath", tex) } }
-  local _, text = pandoc.log.silence(function() return pandoc.write(formula, "plain") end)
+-- A formula as text: N − 1 for `N-1`.
+local function formula_text(math)
+  local text = pandoc.write(pandoc.Pandoc { pandoc.Plain { math } }, "plain")
   return (text:gsub("\u{2005}", " "):gsub("%s+$", ""))
 end
 
@@ -32,9 +28,7 @@ local function plain_text(definitions)
     Span = function(span)
       if span.classes:includes("val") then return value(span, errors.of(span, "val", GLOSSARY)) end
     end,
-    Math = function(math)
-      return pandoc.Str(formula_text(math.text))
-    end,
+    Math = function(math) return pandoc.Str(formula_text(math)) end,
   })
 end
 

@@ -9,8 +9,7 @@ function M.split_lines(text)
 end
 
 -- The position after the string that starts at `from`; `newline()` hears of its line breaks.
-function M.skip_string(text, from, newline)
-  newline = newline or function() end
+local function skip_string(text, from, newline)
   local quote = text:sub(from, from)
   local close = text:sub(from, from + 2) == quote:rep(3) and quote:rep(3) or quote
   local at = from + #close
@@ -53,7 +52,7 @@ local function continued_lines(text)
         at = at + 1
       end
     elseif mark == '"' or mark == "'" then
-      at = M.skip_string(text, from, function() newline(true) end)
+      at = skip_string(text, from, function() newline(true) end)
     else
       depth = math.max(0, depth + (mark:find("[%(%[{]") and 1 or -1))
     end
