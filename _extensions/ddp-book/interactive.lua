@@ -44,20 +44,15 @@ local function timeline_of(cell)
   end
 end
 
-local function badges(found)
-  return pandoc.List(found):map(function(one) return provenance.badge(one.recording) end)
-end
-
 -- A stage for each recorded timeline, with its picture as the still.
 local function timeline_stages(found, stem, alt, fail)
   local function stage_of(one)
     local events, picture = timeline_of(one.cell)
     if not events then fail("the cell has no timeline in " .. one.recording.path) end
     if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
-    return stage(stem, output.figure(picture or "", alt, fail).text, events)
+    return pandoc.Blocks { stage(stem, output.figure(picture or "", alt, fail).text, events) }
   end
-  if #found == 1 then return pandoc.Blocks { stage_of(found[1]) }, badges(found) end
-  return tabs(found, function(one) return pandoc.Blocks { stage_of(one), provenance.badge(one.recording) } end), {}
+  return tabs(found, stage_of, function(one) return provenance.badge(one.recording) end)
 end
 
 return function(div, fail)

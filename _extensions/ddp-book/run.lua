@@ -20,17 +20,9 @@ return function(div, fail)
     if #blocks == 0 then fail("the cell has no output in " .. one.recording.path) end
     return blocks
   end
-  local content
-  if #found == 1 then
-    content = figure(blocks_of(found[1]), div, fail)
-    content:insert(provenance.badge(found[1].recording, div.attributes.badge, fail))
-  else
-    content = figure(tabs(found, function(one)
-      local blocks = blocks_of(one)
-      blocks:insert(provenance.badge(one.recording, div.attributes.badge, fail))
-      return blocks
-    end), div, fail)
-  end
+  local function badge_of(one) return provenance.badge(one.recording, div.attributes.badge, fail) end
+  local content, below = tabs(found, blocks_of, badge_of)
+  content = figure(content, div, fail) .. below
   if div.attributes.table then content:extend(measurement.find(div.attributes, fail):map(measurement.badge)) end
   return pandoc.Div(content, { class = "run" })
 end
