@@ -45,12 +45,8 @@ end
 
 -- A link from this page to a file of the book.
 function M.link(path)
-  local from = M.page
-  while from:match("^[^/]+/") and from:match("^[^/]+/") == path:match("^[^/]+/") do
-    from, path = from:gsub("^[^/]+/", ""), path:gsub("^[^/]+/", "")
-  end
-  local _, depth = from:gsub("/", "")
-  return ("../"):rep(depth) .. path
+  local link = pandoc.path.make_relative("/" .. path, pandoc.path.directory("/" .. M.page), true)
+  return (link:gsub("\\", "/"))
 end
 
 local function setting(name)
