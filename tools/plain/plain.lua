@@ -82,12 +82,6 @@ end
 local function Table(tbl)
   local caption, id = tbl.caption.long, tbl.identifier
   if #caption == 0 then return nil end
-  local text = caption[1].content
-  local named = text[#text].t == "Str" and text[#text].text:match("^{#(tbl%-.+)}$")
-  if named then
-    text:remove()
-    id = named
-  end
   if kind_of(id) then caption = number_caption(caption, id) end
   tbl.caption, tbl.identifier = pandoc.Caption(), ""
   return pandoc.Figure({ tbl }, pandoc.Caption(caption), pandoc.Attr(id))
