@@ -20,6 +20,7 @@ import arguments
 import set_up
 
 ROOT = set_up.ROOT
+SITE = ROOT / "_site"
 OWN_QUARTO = set_up.BIN / "quarto"
 NO_QUARTO = set_up.VENV / "quarto-unavailable"  # why the installation failed
 QUARTO = "quarto-cli==1.7.34"  # the whole book was rendered with it, and with 1.8.2
@@ -35,14 +36,13 @@ class SiteError(Exception):
 
 def main(given: list[str]) -> int:
     options = parse(given)
-    output = Path(options.output).resolve()
     try:
         if not (ROOT / "_quarto.yml").is_file():
             raise SiteError(f"no _quarto.yml in {ROOT}: there is no book to build")
         quarto = None if options.plain else find_quarto(options.quarto)
         if options.preview:
             return preview(quarto, options.port)
-        build(quarto, output)
+        build(quarto)
     except (SiteError, set_up.SetUpError, OSError) as error:
         print(f"site: error: {error}", file=sys.stderr)
         return 1
@@ -56,7 +56,6 @@ def parse(given: list[str]) -> arguments.argparse.Namespace:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--plain", action="store_true", help="use Pandoc even if Quarto is there")
     mode.add_argument("--quarto", action="store_true", help="use Quarto; try again to install it")
-    parser.add_argument("--output", default=ROOT / "_site", metavar="DIR", help="default: _site")
     parser.add_argument("--preview", action="store_true", help="serve, and render what changes")
     parser.add_argument("--port", type=int, default=8000, help="of the preview (default: 8000)")
     return parser.parse_args(given)
@@ -99,18 +98,16 @@ def works(quarto: Path) -> bool:
     return subprocess.run([quarto, "--version"], capture_output=True).returncode == 0
 
 
-def build(quarto: str | None, output: Path) -> None:
+def build(quarto: str | None) -> None:
     if quarto:
         say(f"site: rendering with Quarto ({quarto})")
-        command = [quarto, "render", "--output-dir", str(output)]
+        command = [quarto, "render", "--output-dir", str(SITE)]
     else:
-        command = [*plain("build"), str(output)]
+        command = [*plain("build"), str(SITE)]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         raise SiteError("the site was not built; the reason is in the lines above")
-    say(f"site: built in {output}")
-    standard = output == ROOT / "_site"
-    serve = "make serve" if standard else f"{sys.executable} -m http.server -d {output}"
-    say(f"site: to read it: {serve}")
+    say(f"site: built in {SITE}")
+    say("site: to read it: make serve")
 
 
 def plain(tool: str) -> list[str]:
