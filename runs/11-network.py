@@ -210,11 +210,11 @@ record(
 # %% [markdown]
 # ## A job on two nodes
 #
-# A model of 1.3 billion parameters, 4,096 tokens on each H100, which reaches 40 % of its peak. The
+# The largest SmolLM2, of 1.7 billion parameters, 4,096 tokens on each H100, which reaches 40 % of its peak. The
 # nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of 100 Gb/s.
 
 # %% name="job"
-PARAMETERS, TOKENS, REACHED = 1_300_000_000, 4096, 0.4
+PARAMETERS, TOKENS, REACHED = 1_700_000_000, 4096, 0.4
 COMPUTE = 6 * PARAMETERS * TOKENS / (REACHED * PEAK)
 EIGHT_CARDS = NODES["DGX H100"]
 ONE_CARD = gpu_node(450e9, 100e9 / 8, cards=1, hop=25e-6)
@@ -239,7 +239,7 @@ def step(gpus: int, nodes: Network, cap=25 * MIB, sent=4, batches=1) -> Step:
 
 
 # %% name="job-table"
-DATA = 26e9  # tokens to train on
+DATA = 34e9  # tokens to train on
 
 
 def hours(gpus: int, each: Step) -> float:

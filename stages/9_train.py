@@ -64,15 +64,16 @@ def batches(loader, accumulation):
         loader.sampler.set_epoch(loader.sampler.epoch + 1)
 
 
-def compute_loss(model, part, amp):
+def predict(model, part, amp):
+    """The loss and the logits of some sequences."""
     part = part.to(device(), non_blocking=True)
     with torch.autocast(device().type, torch.bfloat16, enabled=amp):
-        return model(input_ids=part, labels=part).loss
+        return model(input_ids=part, labels=part)
 
 
 def accumulate(model, part, options):
     """Add the gradient of a part of the step's loss to those that are there."""
-    loss = compute_loss(model, part, options.amp) / options.accumulation
+    loss = predict(model, part, options.amp).loss / options.accumulation
     loss.backward()
     return loss.detach()
 
@@ -90,14 +91,16 @@ def train_step(model, optimizer, parts, options):
 
 @torch.no_grad()
 def evaluate(model, sequences, options):
-    """The mean loss over all sequences, each counted once."""
+    """The mean loss, and the share of the next tokens that it finds."""
     model.eval()
     own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
-    total = torch.zeros((), device=device())
+    total = torch.zeros(2, device=device())
     for part in DataLoader(sequences, 36, sampler=own):
-        total += compute_loss(model, part, options.amp) * len(part)
+        found = predict(model, part.to(device()), options.amp)
+        right = found.logits[:, :-1].argmax(2) == part[:, 1:].to(device())
+        total += torch.stack([found.loss, right.float().mean()]) * len(part)
     model.train()
-    return global_mean(total, len(own)).item()
+    return global_mean(total, len(own)).tolist()
 
 
 def log(text):
@@ -147,7 +150,8 @@ def main():
     if options.steps > first:
         tokens = (options.steps - first) * options.batch * (train.shape[1] - 1)
         log(f"{tokens / seconds:.0f} tokens a second")
-    log(f"held-out loss {evaluate(model, test, options):.4f}")
+    loss, right = evaluate(model, test, options)
+    log(f"held-out loss {loss:.4f}, right in {right:.1%} of the next tokens")
     destroy_process_group()
 
 

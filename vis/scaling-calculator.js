@@ -183,8 +183,8 @@ export const SIZINGS = [
     },
   },
   {
-    title: "1.3 billion parameters on two nodes",
-    inputs: { parameters: 1300, tokens: 4096, ranks: 16 },
+    title: "1.7 billion parameters on two nodes",
+    inputs: { parameters: 1700, tokens: 4096, ranks: 16 },
     says: (inputs) => {
       const row = (ranks, more = {}) => step({ ...inputs, ...more }, ranks);
       const each = [8, 16, 64, 256].map((ranks) =>
@@ -195,7 +195,7 @@ export const SIZINGS = [
   },
   {
     title: "the same with one card of 100 Gb/s",
-    inputs: { parameters: 1300, tokens: 4096, ranks: 16, ...ONE_CARD },
+    inputs: { parameters: 1700, tokens: 4096, ranks: 16, ...ONE_CARD },
     says: (inputs) => {
       const [node, both] = [step(inputs, 8), step(inputs, 16)];
       const mended = step({ ...inputs, gradient: 2, batches: 16 }, 16);

@@ -575,9 +575,9 @@ def test_a_step_takes_what_simulator_and_network_say(compute: Compute) -> None:
 def test_an_address_gives_back_what_it_was_written_from(compute: Compute) -> None:
     defaults = compute("scaling-calculator", "readAddress", [[""]])[0]
     assert defaults["problem"] is None
-    chosen = {**defaults["inputs"], "ranks": 64, "parameters": 1300.5, "gradient": 2, "time": 1e-6}
+    chosen = {**defaults["inputs"], "ranks": 64, "parameters": 1700.5, "gradient": 2, "time": 1e-6}
     address = compute("scaling-calculator", "writeAddress", [[chosen]])[0]
-    assert address == "?sizing=ranks:64,parameters:1300.5,gradient:2,time:0.000001"
+    assert address == "?sizing=ranks:64,parameters:1700.5,gradient:2,time:0.000001"
     assert compute("scaling-calculator", "readAddress", [[address]])[0] == {
         "inputs": chosen,
         "problem": None,
@@ -929,10 +929,10 @@ def test_nonsense_in_the_address_is_said(page: Page) -> None:
 def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
     mount(page, "scaling-calculator")
     expect(page.locator(".worked")).to_contain_text("Ten billion tokens take 15 hours on one H100")
-    page.get_by_role("link", name="1.3 billion parameters").focus()
+    page.get_by_role("link", name="1.7 billion parameters").focus()
     page.keyboard.press("Enter")
     expect(page.locator(".worked")).to_contain_text("8.9 hours on 16 (efficiency")
-    expect(page.get_by_role("link", name="1.3 billion parameters")).to_be_focused()
+    expect(page.get_by_role("link", name="1.7 billion parameters")).to_be_focused()
     assert page.get_by_role("slider").get_attribute("aria-valuetext") == "16"
     page.get_by_label("Parameters").fill("1301")
     expect(page.locator(".worked")).to_be_hidden()
