@@ -210,8 +210,9 @@ record(
 # %% [markdown]
 # ## A job on two nodes
 #
-# The largest SmolLM2, of 1.7 billion parameters, 4,096 tokens on each H100, which reaches 40 % of its peak. The
-# nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of 100 Gb/s.
+# The largest SmolLM2, of 1.7 billion parameters, with 4,096 tokens on each H100, which reaches 40 %
+# of its peak. The nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of
+# 100 Gb/s.
 
 # %% name="job"
 PARAMETERS, TOKENS, REACHED = 1_700_000_000, 4096, 0.4

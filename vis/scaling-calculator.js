@@ -188,8 +188,8 @@ export const SIZINGS = [
     says: (inputs) => {
       const row = (ranks, more = {}) => step({ ...inputs, ...more }, ranks);
       const each = [8, 16, 64, 256].map((ranks) =>
-        `${duration(hours(26e9, row(ranks)))} on ${ranks} (efficiency ${percent(row(ranks).efficiency)})`);
-      return `26 billion tokens take ${each.join(", ")}. ` +
+        `${duration(hours(34e9, row(ranks)))} on ${ranks} (efficiency ${percent(row(ranks).efficiency)})`);
+      return `34 billion tokens take ${each.join(", ")}. ` +
         `Buckets of 100 MiB raise the last one to ${percent(row(256, { bucket: 100 }).efficiency)}.`;
     },
   },
@@ -199,7 +199,7 @@ export const SIZINGS = [
     says: (inputs) => {
       const [node, both] = [step(inputs, 8), step(inputs, 16)];
       const mended = step({ ...inputs, gradient: 2, batches: 16 }, 16);
-      return `26 billion tokens take ${duration(hours(26e9, node))} on one node and ${duration(hours(26e9, both))} on two: ` +
+      return `34 billion tokens take ${duration(hours(34e9, node))} on one node and ${duration(hours(34e9, both))} on two: ` +
         "two are slower than one. Gradients of two bytes and 16 micro-batches per step " +
         `raise the efficiency from ${percent(both.efficiency)} to ${percent(mended.efficiency)}, if the larger batch still learns.`;
     },
