@@ -9,10 +9,12 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from miniddp import run_ranks
 
@@ -89,6 +91,28 @@ def test_the_last_stage_resumes(tmp_path):
     assert losses(two) != losses(whole)
     assert "resumed after step 2" in resumed
     assert losses(resumed) == losses(whole)
+
+
+class Parrot(nn.Module):
+    """Expects each token to come again."""
+
+    def forward(self, input_ids, labels):
+        logits = nn.functional.one_hot(input_ids, 7).float()
+        return SimpleNamespace(loss=labels.float().mean(), logits=logits)
+
+
+def evaluate(rank, sequences):
+    last = runpy.run_path(str(STAGES[-1]))
+    return last["evaluate"](Parrot(), sequences, SimpleNamespace(amp=False))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_last_stage_counts_what_the_model_finds(world_size):
+    sequences = torch.randint(7, (5, 9), generator=torch.Generator().manual_seed(0))
+    right = (sequences[:, :-1] == sequences[:, 1:]).double().mean().item()
+    assert 0 < right < 1
+    for found in run_ranks(evaluate, world_size, sequences):
+        assert found == pytest.approx([sequences.double().mean().item(), right])
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.stem)
