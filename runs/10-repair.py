@@ -345,16 +345,15 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
 
 
-def peak(dtype: torch.dtype = torch.float32) -> float:
-    """FLOP/s of this rank's device at its best, all ranks at once. A GPU's is that of bf16."""
+def peak() -> float:
+    """FLOP/s of this rank's device at its best, all ranks at once."""
     known = peak_flops(torch.cuda.get_device_name()) if on_gpu else None
     dist.barrier()
-    return known or measured_peak_flops(device(), dtype, size=1024, repeats=20)
+    return known or measured_peak_flops(device(), size=1024, repeats=20)
 
 
-def repair(rank: int) -> tuple[State, list[Trial], State, list[float], float, float]:
-    """The slow step, each measure, the repaired step, how many times faster it is, two peaks: of
-    float32 products, and of those that the repaired step computes."""
+def repair(rank: int) -> tuple[State, list[Trial], State, list[float], float]:
+    """The slow step, each measure, the repaired step, how many times faster it is, the peak."""
     miniddp.set_seed(0)
     template = load_model(SIZE, pretrained=False)
     slow = kept = Training(Settings(), template, rank)
@@ -376,13 +375,12 @@ def repair(rank: int) -> tuple[State, list[Trial], State, list[float], float, fl
             kept, state = tried, found
         del tried
         gc.collect()
-    ratios = compare(slow, kept)
-    return before, trials, state, ratios, best, peak(torch.bfloat16) if kept.settings.bf16 else best
+    return before, trials, state, compare(slow, kept), best
 
 
 started = time.perf_counter()
 ranks = miniddp.run_ranks(repair, WORLD_SIZE, backend=BACKEND, timeout=1700)
-before, trials, after, speedups, *_ = ranks[0]
+before, trials, after, speedups, _ = ranks[0]
 print(f"{len(MEASURES)} measures in {time.perf_counter() - started:.0f} s")
 
 # %% [markdown]
@@ -563,12 +561,11 @@ record(
 #
 # Where the time of a step goes, of the slow one and of the repaired one, and the part of the
 # hardware's peak that the model makes use of. The peak is that of bf16 products in NVIDIA's data
-# sheet, or on a CPU the measured one of float32 products, on all ranks at once; for the repaired
-# step also that of bf16 products.
+# sheet, or on a CPU the measured one of float32 products, on all ranks at once.
 
 
 # %% name="before-after"
-hardware, own_hardware = (sum(peaks) for peaks in zip(*(r[-2:] for r in ranks), strict=True))
+hardware = sum(results[-1] for results in ranks)
 template = load_model(SIZE, pretrained=False)
 embedding = template.get_input_embeddings().weight.numel()
 multiplying = sum(parameter.numel() for parameter in template.parameters()) - embedding
@@ -612,8 +609,6 @@ figure(fig)
 record(
     first_mfu=mfu,
     best_mfu=best_mfu,
-    own_mfu=best_mfu * hardware / own_hardware,
-    own_peak_times=own_hardware / hardware,
     best_matmul=100 * shares[1]["matmul"],
     best_exposed=100 * shares[1][waits],
     peak_tflops=hardware / 1e12,
