@@ -96,7 +96,7 @@ def evaluate(model, sequences, options):
     own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
     total = torch.zeros(2, device=device())
     for part in DataLoader(sequences, 36, sampler=own):
-        found = predict(model, part.to(device()), options.amp)
+        found = predict(model, part, options.amp)
         right = found.logits[:, :-1].argmax(2) == part[:, 1:].to(device())
         total += torch.stack([found.loss, right.float().mean()]) * len(part)
     model.train()
