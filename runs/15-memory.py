@@ -370,27 +370,26 @@ def receive(rank: int, methods: list[Callable[[nn.Module], Trained]]) -> list[fl
     return received
 
 
+GATHERED_TWICE = "parameters gathered twice, gradients reduce-scattered"
 EXPECTED = {
-    "DDP": (ddp, 2),
-    "ZeRO-1, ShardedOptimizer": (zero1, 3),
-    "ZeRO-1, torch's": (torch_zero1, 3),
-    "FullyShardedModule, keeps": (keep_gathered, 2),
-    "FullyShardedModule, reshards": (zero3, 3),
-    "fully_shard, reshards": (torch_zero3, 3),
-    "fully_shard, bf16 gathered": (torch_in_bf16, 2),
+    "DDP": (ddp, "gradients all-reduced", 2),
+    "ShardedOptimizer": (zero1, "gradients all-reduced, parameters broadcast", 3),
+    "torch's ZeRO-1": (torch_zero1, "the same", 3),
+    "FullyShardedModule": (zero3, GATHERED_TWICE, 3),
+    "keeps what it gathers": (keep_gathered, "gathered once, reduce-scattered", 2),
+    "fully_shard": (torch_zero3, GATHERED_TWICE, 3),
+    "in bfloat16": (torch_in_bf16, "the same, gathers at half the bytes", 2),
 }
-methods = [method for method, _ in EXPECTED.values()]
+methods = [method for method, _, _ in EXPECTED.values()]
 received = {n: miniddp.run_ranks(receive, n, methods, timeout=300) for n in (2, 4)}
 lines = []
-for i, (name, (_, expected)) in enumerate(EXPECTED.items()):
-    line = [name]
+for i, (name, (_, what, expected)) in enumerate(EXPECTED.items()):
     for world_size, ranks in received.items():
         mean = sum(of_rank[i] for of_rank in ranks) / world_size
         volume = mean / (4 * counts[SIZES[0]] * (world_size - 1) / world_size)
         assert abs(volume - expected) < 0.1, (name, world_size, volume)
-        line.append(f"{volume:.2f}")
-    lines.append(line)
-table(lines, ["Ψ · (N − 1) / N numbers of 4 bytes", "2 ranks", "4 ranks"])
+    lines.append([name, what, f"{volume:.2f} Ψ"])
+table(lines, ["", "what travels in a step", "4 ranks"], align="llr")
 
 # %% [markdown]
 # ## The same model?
@@ -687,7 +686,7 @@ print("in a plain model:   " + re.search("got mixed .*? and DTensor", reason)[0]
 
 
 # %% name="checkpoint"
-def save_whole(model: nn.Module) -> dict[str, Any]:
+def gather_whole(model: nn.Module) -> dict[str, Any]:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return get_model_state_dict(model, options=options)
 
@@ -714,8 +713,8 @@ def save(rank: int, folder: str) -> dict[str, Tensor]:
     where = torch.device("cpu")
     model, optimizer = torch_zero3(build(SIZES[0], where))
     step((model, optimizer), batch_of(rank * SEQUENCES, SEQUENCES, where))
-    whole = save_whole(model)
-    print(f"save_whole: {nbytes(whole.values()) / MB:.2f} MB")
+    whole = gather_whole(model)
+    print(f"gathered: {nbytes(whole.values()) / MB:.2f} MB")
     save_parts(model, optimizer, folder)
     return whole
 
@@ -726,7 +725,7 @@ def load(rank: int, folder: str, expected: dict[str, Tensor]) -> bool:
     model, optimizer = torch_zero3(build(SIZES[0], where))
     load_parts(model, optimizer, folder)
     assert optimizer.state
-    whole = save_whole(model)
+    whole = gather_whole(model)
     return all(torch.equal(value, expected[name]) for name, value in whole.items())
 
 

@@ -70,7 +70,7 @@ end
 -- A cell as a page shows it: 33554432 bytes are 32 MiB.
 function M.shown(cell, unit)
   local size, prefix = unit == "bytes" and math.tointeger(tonumber(cell)), 0
-  if not size then return cell end
+  if not size then return cell and cell:match "^%d+%.%d+$" and ("%.15g"):format(cell) or cell end
   while size >= 1024 and size % 1024 == 0 and prefix < 3 do size, prefix = size // 1024, prefix + 1 end
   return size .. "\u{a0}" .. PREFIXES[prefix]
 end
