@@ -370,15 +370,14 @@ def receive(rank: int, methods: list[Callable[[nn.Module], Trained]]) -> list[fl
     return received
 
 
-GATHERED_TWICE = "parameters gathered twice, gradients reduce-scattered"
 EXPECTED = {
-    "DDP": (ddp, "gradients all-reduced", 2),
-    "ShardedOptimizer": (zero1, "gradients all-reduced, parameters broadcast", 3),
+    "DDP": (ddp, "all-reduce", 2),
+    "ShardedOptimizer": (zero1, "all-reduce, then parameters", 3),
     "torch's ZeRO-1": (torch_zero1, "the same", 3),
-    "FullyShardedModule": (zero3, GATHERED_TWICE, 3),
-    "keeps what it gathers": (keep_gathered, "gathered once, reduce-scattered", 2),
-    "fully_shard": (torch_zero3, GATHERED_TWICE, 3),
-    "in bfloat16": (torch_in_bf16, "the same, gathers at half the bytes", 2),
+    "FullyShardedModule": (zero3, "two all-gathers, reduce-scatter", 3),
+    "keeps what it gathers": (keep_gathered, "one all-gather, reduce-scatter", 2),
+    "fully_shard": (torch_zero3, "two all-gathers, reduce-scatter", 3),
+    "gathers in bfloat16": (torch_in_bf16, "the same, gathers half as large", 2),
 }
 methods = [method for method, _, _ in EXPECTED.values()]
 received = {n: miniddp.run_ranks(receive, n, methods, timeout=300) for n in (2, 4)}
@@ -388,8 +387,8 @@ for i, (name, (_, what, expected)) in enumerate(EXPECTED.items()):
         mean = sum(of_rank[i] for of_rank in ranks) / world_size
         volume = mean / (4 * counts[SIZES[0]] * (world_size - 1) / world_size)
         assert abs(volume - expected) < 0.1, (name, world_size, volume)
-    lines.append([name, what, f"{volume:.2f} Ψ"])
-table(lines, ["", "what travels in a step", "4 ranks"], align="llr")
+    lines.append([name, what, f"{volume:.2f}"])
+table(lines, ["", "what travels in a step", "times Ψ"], align="llr")
 
 # %% [markdown]
 # ## The same model?
