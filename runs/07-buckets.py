@@ -589,10 +589,10 @@ def try_all_hooks(rank: int) -> dict[str, tuple[float, float, float, bool]]:
 tried = miniddp.run_ranks(try_all_hooks, 2, timeout=180)[0]
 table(
     [
-        [name, f"{mib:.2f}", percent(once), percent(average), "yes" if agree else "no"]
+        [name, f"{mib:.3g}", percent(once), percent(average), "yes" if agree else "no"]
         for name, (mib, once, average, agree) in tried.items()
     ],
-    ["hook", "MiB", "error", "after 16", "equal"],
+    ["hook", "MiB", "error", "mean of 16", "equal"],
     align="lrrrl",
 )
 full = tried["allreduce"]
