@@ -32,9 +32,9 @@ const SWITCH_ALPHA = 3.4e-6;
 export const INPUTS = {
   ranks: { value: 8, min: 1, max: MOST_RANKS, whole: true },
   node: { value: 8, oneOf: [1, 2, 4, 8] },
-  parameters: { value: 361.8, min: 0.001, max: 1e6 }, // million
+  parameters: { value: 1700, min: 0.001, max: 1e6 }, // million
   gradient: { value: 4, oneOf: [2, 4] }, // bytes per element
-  tokens: { value: 8192, min: 1, max: 1e9 }, // of a rank's micro-batch
+  tokens: { value: 4096, min: 1, max: 1e9 }, // of a rank's micro-batch
   batches: { value: 1, min: 1, max: 1000, whole: true }, // micro-batches of a step
   peak: { value: GPUS[0].peak, min: 0.001, max: 1e6 }, // TFLOP/s
   reached: { value: 40, min: 0.1, max: 100 }, // % of the peak
@@ -174,17 +174,17 @@ const ratio = (value) => Number(value.toFixed(value < 10 ? 2 : value < 100 ? 1 :
 /** Each has a title, the inputs that differ from the defaults, and says what they lead to. */
 export const SIZINGS = [
   {
-    title: "360 million parameters on one node",
+    title: "1.7 billion parameters on one node",
     inputs: {},
     says: (inputs) => {
       const [one, all] = [step(inputs, 1), step(inputs, 8)];
-      return `Ten billion tokens take ${duration(hours(1e10, one))} on one H100 and ${duration(hours(1e10, all))} on eight, ` +
-        `${ratio(all.speedup)} times as fast: inside a node backward hides nearly all of the communication. Book the node.`;
+      return `34 billion tokens take ${duration(hours(34e9, one))} on one H100 and ${duration(hours(34e9, all))} on eight, ` +
+        `${ratio(all.speedup)} times as fast: inside a node backward hides nearly all of the communication.`;
     },
   },
   {
-    title: "1.7 billion parameters on two nodes",
-    inputs: { parameters: 1700, tokens: 4096, ranks: 16 },
+    title: "on two nodes",
+    inputs: { ranks: 16 },
     says: (inputs) => {
       const row = (ranks, more = {}) => step({ ...inputs, ...more }, ranks);
       const each = [8, 16, 64, 256].map((ranks) =>
@@ -194,8 +194,8 @@ export const SIZINGS = [
     },
   },
   {
-    title: "the same with one card of 100 Gb/s",
-    inputs: { parameters: 1700, tokens: 4096, ranks: 16, ...ONE_CARD },
+    title: "on two nodes, with one card of 100 Gb/s each",
+    inputs: { ranks: 16, ...ONE_CARD },
     says: (inputs) => {
       const [node, both] = [step(inputs, 8), step(inputs, 16)];
       const mended = step({ ...inputs, gradient: 2, batches: 16 }, 16);

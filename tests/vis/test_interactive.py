@@ -928,11 +928,11 @@ def test_nonsense_in_the_address_is_said(page: Page) -> None:
 
 def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
     mount(page, "scaling-calculator")
-    expect(page.locator(".worked")).to_contain_text("Ten billion tokens take 15 hours on one H100")
-    page.get_by_role("link", name="1.7 billion parameters").focus()
+    expect(page.locator(".worked")).to_contain_text("34 billion tokens take 10 days on one H100")
+    page.get_by_role("link", name="on two nodes", exact=True).focus()
     page.keyboard.press("Enter")
     expect(page.locator(".worked")).to_contain_text("15 hours on 16 (efficiency")
-    expect(page.get_by_role("link", name="1.7 billion parameters")).to_be_focused()
+    expect(page.get_by_role("link", name="on two nodes", exact=True)).to_be_focused()
     assert page.get_by_role("slider").get_attribute("aria-valuetext") == "16"
     page.get_by_label("Parameters").fill("1701")
     expect(page.locator(".worked")).to_be_hidden()
