@@ -124,10 +124,10 @@ def walk(rank: int) -> list[float]:
         arrived = torch.empty(1)
         ring.exchange(chunks[send], arrived, place)
         chunks[receive].add_(arrived)
-        print(f"reduce-scatter {step}: {show(tensor)}\n  sent {send}, added to {receive}")
+        print(f"reduce-scatter {step}: {show(tensor)}\n  sent chunk {send}, added to {receive}")
     for step, (send, receive) in enumerate(ring.all_gather_steps(rank, 3)):
         ring.exchange(chunks[send], chunks[receive], place)
-        print(f"all-gather {step}:     {show(tensor)}\n  sent {send}, replaced {receive}")
+        print(f"all-gather {step}:     {show(tensor)}\n  sent chunk {send}, replaced {receive}")
     return tensor.tolist()
 
 
