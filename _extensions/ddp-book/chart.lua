@@ -29,6 +29,8 @@ return function(lines, x_axis, y_axis, show, mark)
   end
   table.sort(ticks)
   if #ticks < 2 or ticks[1] <= 0 then return nil end
+  local step = step_to(top)
+  top = step * math.ceil(top / step)
   local above = ROW * ((lines[1].label == "" and 0 or #lines) + 2.5)
   local bottom = above + HEIGHT
   local per_x = (WIDTH - LEFT - RIGHT) / math.log(ticks[#ticks] / ticks[1])
@@ -38,7 +40,7 @@ return function(lines, x_axis, y_axis, show, mark)
   local function add(format, ...) table.insert(parts, format:format(...)) end
 
   add('<svg viewBox="0 0 %d %d" font-size="14">', WIDTH, bottom + 2.2 * ROW)
-  for y = 0, top, step_to(top) do
+  for y = 0, top, step do
     add(RULE, LEFT, y_at(y), "H", WIDTH - RIGHT, 'stroke-width="0.5"')
     add(TEXT, LEFT - 6, y_at(y) + 5, "end", (("%.15g"):format(y):gsub("^(%d+)(%d%d%d)$", "%1,%2")))
   end
