@@ -67,10 +67,10 @@ function M.find(given, fail)
   return any and found or fail(('no row where="%s"'):format(given.where))
 end
 
--- A cell as a page shows it: 33554432 bytes are 32 MiB.
+-- A cell as a page shows it: 33554432 bytes are 32 MiB, and 53.040, which some read as thousands, is 53.04.
 function M.shown(cell, unit)
   local size, prefix = unit == "bytes" and math.tointeger(tonumber(cell)), 0
-  if not size then return cell and cell:match "^%d+%.%d+$" and ("%.15g"):format(cell) or cell end
+  if not size then return cell and (cell:gsub("^(%d+%.%d%d)0+$", "%1")) end
   while size >= 1024 and size % 1024 == 0 and prefix < 3 do size, prefix = size // 1024, prefix + 1 end
   return size .. "\u{a0}" .. PREFIXES[prefix]
 end
