@@ -3,7 +3,8 @@
 #
 # A training step as it is often written first: every pair padded to the same length, one message
 # per parameter after backward, full precision, the loss read in every step. Then one measure after
-# the other, each tried against the step as repaired so far, and kept only if it pays.
+# the other, each tried against the step as repaired so far, and kept only if it pays. Last come the
+# two that change the training too, since an update takes more pairs with them.
 #
 # With a GPU: SmolLM2-360M's architecture with random weights, one rank over NCCL. Without: a small
 # model of the same architecture, two ranks over Gloo, and the measures that a CPU can take.
@@ -96,27 +97,30 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measure:
-    """One change of the settings, and the parts of the step that it aims at."""
+    """One change of the settings."""
 
     name: str
     change: dict[str, object]
-    aims: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
+
+    @property
+    def changes_updates(self) -> bool:
+        return not self.change.keys().isdisjoint({"batch_size", "accumulation"})
 
 
 GPU_ONLY = ("cuda",)
 ALL_MEASURES = [
-    Measure("batches of like lengths", {"by_length": True}, ("padding",)),
-    Measure("buckets during backward", {"buckets": True}, ("exposed",)),
-    Measure(f"{LARGE} pairs in a batch", {"batch_size": LARGE}),
-    Measure("TF32 products", {"tf32": True}, devices=GPU_ONLY),
+    Measure("batches of like lengths", {"by_length": True}),
+    Measure("buckets during backward", {"buckets": True}),
+    Measure("TF32 products", {"tf32": True}, GPU_ONLY),
     Measure("bf16 autocast", {"bf16": True}),
     Measure("SDPA attention", {"attention": "sdpa"}),
-    Measure("fused AdamW", {"fused_optimizer": True}, ("optimizer",)),
-    Measure("pinned memory", {"pinned": True}, devices=GPU_ONLY),
-    Measure("no .item() in the step", {"read_every_loss": False}, devices=GPU_ONLY),
-    Measure("torch.compile", {"compiled": True}, devices=GPU_ONLY),
-    Measure("accumulation of 4", {"accumulation": 4}, ("exposed", "optimizer")),
+    Measure("fused AdamW", {"fused_optimizer": True}),
+    Measure("pinned memory", {"pinned": True}, GPU_ONLY),
+    Measure("no .item() in the step", {"read_every_loss": False}, GPU_ONLY),
+    Measure("torch.compile", {"compiled": True}),
+    Measure(f"{LARGE} pairs in a batch", {"batch_size": LARGE}),
+    Measure("accumulation of 4", {"accumulation": 4}),
 ]
 MEASURES = [measure for measure in ALL_MEASURES if device().type in measure.devices]
 for measure in MEASURES:
@@ -259,9 +263,9 @@ class Training:
 
 
 def trace_of(training: Training) -> Trace:
-    """Three steps, after one that warms up the profiler."""
-    schedule = Schedule(skip_first=0, wait=0, warmup=1, active=3)
-    steps = 4 * training.settings.accumulation
+    """Eight steps, after one that warms up the profiler."""
+    schedule = Schedule(skip_first=0, wait=0, warmup=1, active=8)
+    steps = 9 * training.settings.accumulation
     chunks = (steps * training.chunks)[:steps]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -292,7 +296,8 @@ def compare(old: Training, new: Training) -> list[float]:
 
 @dataclass(frozen=True)
 class State:
-    """A way to train, measured on one rank: seconds of a pass, and its parts from a trace."""
+    """A way to train, measured: seconds of a pass, its parts from this rank's trace, and the share
+    of exposed messages on the rank where it is smallest, which no rank waits for."""
 
     settings: Settings
     seconds: float
@@ -300,37 +305,62 @@ class State:
     computed: int
     losses: list[float]
     breakdown: Breakdown
+    exposed: float
 
-    def share(self, part: str) -> float:
-        """The part of a step's time, or of its tokens, that something takes."""
-        if part == "padding":
-            return 1 - self.tokens / self.computed
-        if part == "exposed":
-            return self.breakdown.exposed.share
-        return self.breakdown.families[part].share
+    @property
+    def padding(self) -> float:
+        """The share of the computed tokens that are none."""
+        return 1 - self.tokens / self.computed
+
+    def share(self, family: str) -> float:
+        """The part of this rank's step that a family of operators takes."""
+        return self.breakdown.families[family].share
 
 
 def look_at(training: Training) -> State:
+    breakdown = break_down(trace_of(training))
+    exposed = torch.tensor(breakdown.exposed.share, device=device())
+    dist.all_reduce(exposed, dist.ReduceOp.MIN)
     return State(
         settings=training.settings,
         seconds=statistics.median(training.pass_seconds() for _ in range(ROUNDS)),
         tokens=training.tokens,
         computed=training.computed,
         losses=training.losses,
-        breakdown=break_down(trace_of(training)),
+        breakdown=breakdown,
+        exposed=exposed.item(),
     )
+
+
+def avoidable(change: dict[str, object], step: State) -> float | None:
+    """The share of the step that a change aims at. Padding is computed, but neither sent nor part
+    of the update."""
+    match change:
+        case {"by_length": True}:
+            return step.padding * (1 - step.exposed - step.share("optimizer"))
+        case {"buckets": True}:
+            return step.exposed
+        case {"fused_optimizer": True}:
+            return step.share("optimizer")
+        case {"accumulation": int(passes)}:
+            return (1 - 1 / passes) * (step.exposed + step.share("optimizer"))
+    return None
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a measure brought, or why it did not run. `avoidable` is the share it aims at."""
+    """What a measure brought to a step, or why it did not run."""
 
     measure: Measure
-    avoidable: float | None
+    step: State
     ratios: list[float] = field(default_factory=list)
     loss_difference: float = 0.0  # in the first pass
     tried: State | None = None
     failure: str = ""
+
+    @property
+    def avoidable(self) -> float | None:
+        return avoidable(self.measure.change, self.step)
 
     @property
     def kept(self) -> bool:
@@ -345,49 +375,63 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
 
 
-def peak() -> float:
-    """FLOP/s of this rank's device at its best, all ranks at once."""
+def peak(settings: Settings) -> float:
+    """FLOP/s of this rank's device at its best in a step's precision, all ranks at once."""
     known = peak_flops(torch.cuda.get_device_name()) if on_gpu else None
+    dtype = torch.bfloat16 if settings.bf16 else torch.float32
     dist.barrier()
-    return known or measured_peak_flops(device(), size=1024, repeats=20)
+    return known or measured_peak_flops(device(), dtype, size=1024, repeats=20)
 
 
-def repair(rank: int) -> tuple[State, list[Trial], State, list[float], float]:
-    """The slow step, each measure, the repaired step, how many times faster it is, the peak."""
+@dataclass(frozen=True)
+class Repair:
+    """What one rank saw. `faster` has the ratios of the repaired step's speed and the slow one's,
+    `faster_alike` those before the measures that change the updates, `peaks` the FLOP/s of both."""
+
+    before: State
+    trials: list[Trial]
+    after: State
+    faster_alike: list[float]
+    faster: list[float]
+    peaks: tuple[float, float]
+
+
+def repair(rank: int) -> Repair:
     miniddp.set_seed(0)
     template = load_model(SIZE, pretrained=False)
     slow = kept = Training(Settings(), template, rank)
     before = state = look_at(slow)
-    best = peak()
-    trials = []
+    trials, faster_alike = [], []
     for measure in MEASURES:
-        avoidable = sum(map(state.share, measure.aims)) if measure.aims else None
+        if measure.changes_updates and not faster_alike:
+            faster_alike = compare(slow, kept)
         try:
             tried = Training(replace(kept.settings, **measure.change), template, rank)
             ratios, found = compare(kept, tried), look_at(tried)
         except (RuntimeError, ImportError, OSError) as error:
-            trials.append(Trial(measure, avoidable, failure=one_line(error)))
+            trials.append(Trial(measure, state, failure=one_line(error)))
             continue
         pairs = zip(kept.losses, tried.losses, strict=True)
         difference = max(abs(now - before) for before, now in pairs)
-        trials.append(Trial(measure, avoidable, ratios, difference, found))
+        trials.append(Trial(measure, state, ratios, difference, found))
         if trials[-1].kept:
             kept, state = tried, found
         del tried
         gc.collect()
-    return before, trials, state, compare(slow, kept), best
+    peaks = peak(slow.settings), peak(kept.settings)
+    return Repair(before, trials, state, faster_alike, compare(slow, kept), peaks)
 
 
 started = time.perf_counter()
 ranks = miniddp.run_ranks(repair, WORLD_SIZE, backend=BACKEND, timeout=1700)
-before, trials, after, speedups, _ = ranks[0]
+before, after, trials = ranks[0].before, ranks[0].after, ranks[0].trials
 print(f"{len(MEASURES)} measures in {time.perf_counter() - started:.0f} s")
 
 # %% [markdown]
 # ## The slow step, from its trace
 #
 # Work is what runs on the device: kernels on a GPU, operators on a CPU. Exposed is the time with a
-# message and no other work. Rank 0 is shown.
+# message and no other work.
 
 
 # %% name="slow-step"
@@ -403,21 +447,26 @@ def parts_of(state: State) -> dict[str, float]:
         if name not in ("communication", "idle")
     }
     return {
-        "message, and no other work": state.share("exposed"),
+        "message, and no other work": state.breakdown.exposed.share,
         **dict(sorted(work.items(), key=lambda item: -item[1])),
         "nothing: Python, waiting": state.share("idle"),
     }
 
 
+on_each_rank = [parts_of(each.before) for each in ranks]
 table(
-    [[name, percent(share)] for name, share in parts_of(before).items() if share >= 0.005],
-    ["what ran", "share of the step, %"],
+    [
+        [name, *(percent(parts[name]) for parts in on_each_rank)]
+        for name, share in on_each_rank[0].items()
+        if share >= 0.005
+    ],
+    ["share of the step, %", *(f"rank {rank}" for rank in range(WORLD_SIZE))],
 )
 step_ms = 1e3 * before.seconds / MICRO_BATCHES
 record(
     step_ms=step_ms,
-    first_padding=100 * before.share("padding"),
-    first_exposed=100 * before.share("exposed"),
+    first_padding=100 * before.padding,
+    first_exposed=100 * before.breakdown.exposed.share,
 )
 
 # %% [markdown]
@@ -447,12 +496,14 @@ table(
     ["measure", "at most ×", "brought ×", "kept"],
     align="lrrl",
 )
-speedup = statistics.median(speedups)
+speedup, alike = (statistics.median(each) for each in (ranks[0].faster, ranks[0].faster_alike))
 assert speedup > 1.3, "the repair pays"
 for state in (before, after):
     assert all(0 < loss < 3 for loss in state.losses), "it trains no more"
 trial_of = {trial.measure.name: trial for trial in trials}
-fused, sdpa = trial_of["fused AdamW"], trial_of["SDPA attention"]
+fused, sdpa, buckets = (
+    trial_of[name] for name in ("fused AdamW", "SDPA attention", "buckets during backward")
+)
 record(
     fused_share=100 * fused.avoidable,
     fused_at_most=1 / (1 - fused.avoidable),
@@ -461,10 +512,12 @@ record(
         if sdpa.tried
         else {}
     ),
+    exposed_before_buckets=100 * buckets.step.exposed,
     speedup=speedup,
+    speedup_alike=alike,
     measures=len(trials),
     kept=sum(trial.kept for trial in trials),
-    best_padding=100 * after.share("padding"),
+    best_padding=100 * after.padding,
 )
 
 # %% [markdown]
@@ -561,19 +614,21 @@ record(
 #
 # Where the time of a step goes, of the slow one and of the repaired one, and the part of the
 # hardware's peak that the model makes use of. The peak is that of bf16 products in NVIDIA's data
-# sheet, or on a CPU the measured one of float32 products, on all ranks at once.
+# sheet, or on a CPU the measured one, in the step's precision, on all ranks at once.
 
 
 # %% name="before-after"
-hardware = sum(results[-1] for results in ranks)
+peaks = [sum(each) for each in zip(*(found.peaks for found in ranks), strict=True)]
 template = load_model(SIZE, pretrained=False)
 embedding = template.get_input_embeddings().weight.numel()
 multiplying = sum(parameter.numel() for parameter in template.parameters()) - embedding
 
 
 flops = training_flops(multiplying, before.tokens)
-mfu = 100 * utilisation(flops, before.seconds, hardware)
-best_mfu = mfu * speedup  # both in real tokens per second
+mfu, best_mfu = (
+    100 * utilisation(flops, seconds, fastest)  # both of the same real tokens
+    for seconds, fastest in zip((before.seconds, before.seconds / speedup), peaks, strict=True)
+)
 shares = [parts_of(state) for state in (before, after)]
 milliseconds = 1e6 * before.seconds / before.tokens  # of 1,000 real tokens
 lengths_of_bars = [milliseconds, milliseconds / speedup]
@@ -611,6 +666,6 @@ record(
     best_mfu=best_mfu,
     best_matmul=100 * shares[1]["matmul"],
     best_exposed=100 * shares[1][waits],
-    peak_tflops=hardware / 1e12,
+    peak_tflops=peaks[0] / 1e12,
     multiplying_millions=multiplying / 1e6,
 )
