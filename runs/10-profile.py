@@ -9,6 +9,8 @@
 import inspect
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import miniddp
+import own_step
 from book import RANK_COLORS, data_dir, figure, provenance, record, table
 from instruments.breakdown import (
     GPU_CATEGORIES,
@@ -624,6 +627,22 @@ record(
     missing_share=100 * (1 - found[False][0] / found[True][0]),
     steps_apart=BENCHMARK_ROUNDS * STEPS_OF_A_ROUND,
 )
+
+# %% [markdown]
+# ## A step of your own
+
+# %% name="own-step"
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+done = subprocess.run(
+    [*torchrun, own_step.__file__],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=True,
+)
+print(done.stdout.strip())
+assert len(list((folder / "traces").iterdir())) == WORLD_SIZE
 
 # %% [markdown]
 # ## The files
