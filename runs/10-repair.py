@@ -112,18 +112,18 @@ class Measure:
 GPU_ONLY = ("cuda",)
 ALL_MEASURES = [
     Measure("batches of like lengths", "padding", {"by_length": True}),
-    Measure("buckets during backward", "messages, and waiting for them", {"buckets": True}),
-    Measure("TF32 products", "bits of a product", {"tf32": True}, GPU_ONLY),
-    Measure("bf16 autocast", "bits of a product", {"bf16": True}),
-    Measure("SDPA attention", "kernels of attention", {"attention": "sdpa"}),
-    Measure("fused AdamW", "kernels of the update", {"fused_optimizer": True}),
+    Measure("buckets during backward", "messages, waiting", {"buckets": True}),
+    Measure("TF32 products", "bits", {"tf32": True}, GPU_ONLY),
+    Measure("bf16 autocast", "bits", {"bf16": True}),
+    Measure("SDPA attention", "kernels", {"attention": "sdpa"}),
+    Measure("fused AdamW", "kernels", {"fused_optimizer": True}),
     Measure("pinned memory", "waiting for copies", {"pinned": True}, GPU_ONLY),
     Measure(
         "no .item() in the step", "waiting for the device", {"read_every_loss": False}, GPU_ONLY
     ),
-    Measure("torch.compile", "kernels of all else", {"compiled": True}),
-    Measure(f"{LARGE} pairs in a batch", "messages and updates", {"batch_size": LARGE}),
-    Measure("accumulation of 4", "messages and updates", {"accumulation": 4}),
+    Measure("torch.compile", "kernels", {"compiled": True}),
+    Measure(f"{LARGE} pairs in a batch", "messages, updates", {"batch_size": LARGE}),
+    Measure("accumulation of 4", "messages, updates", {"accumulation": 4}),
 ]
 MEASURES = [measure for measure in ALL_MEASURES if device().type in measure.devices]
 for measure in MEASURES:

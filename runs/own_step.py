@@ -1,4 +1,4 @@
-"""How near a DDP step comes to the hardware's peak, and a trace of it. Start it with torchrun."""
+"""The MFU of a DDP step, and a trace of it. Start it with torchrun."""
 
 import os
 import time
@@ -49,7 +49,8 @@ def main() -> None:
     matrix = torch.rand(size, size, device=device)
     peak = 2 * size**3 / seconds_of(lambda: matrix @ matrix)
     step = seconds_of(train_step)
-    operations = 6 * sum(weight.numel() for weight in module.parameters()) * len(tokens)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    operations = 6 * parameters * len(tokens)
     if dist.get_rank() == 0:
         print(f"{1e3 * step:.1f} ms a step, MFU {operations / step / peak:.0%}")
 
