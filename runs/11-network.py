@@ -175,7 +175,7 @@ record(
 
 # %% name="trainings"
 MARKERS = {"ResNet-50": "o", "BERT-Base": "s", "BERT-Large": "^"}
-fig, axes = plt.subplots(figsize=(4.6, 3.0))
+fig, axes = plt.subplots(figsize=(4.6, 3.4))
 for model, marker in MARKERS.items():
     for name, label in ((SLOW, "10 Gb/s"), (FAST, "100 Gb/s")):
         own = [each for each in predictions.plain_training() if each.setup == f"{model}, {name}"]
@@ -188,8 +188,8 @@ for model, marker in MARKERS.items():
             label=f"{model}, {label}",
         )
 axes.axhline(100, color=LINE, linewidth=1, zorder=0)
-axes.set(xscale="log", ylim=(0, 120), xlabel="measured, samples/s")
-axes.set_ylabel("measured ÷ predicted, %")
+axes.set(xscale="log", ylim=(80, 110), xlabel="measured, samples/s")
+axes.set_ylabel("measured, % of predicted")
 fig.legend(loc="outside lower center", ncols=2)
 figure(fig)
 
