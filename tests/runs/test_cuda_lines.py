@@ -170,11 +170,12 @@ def test_every_measure_of_the_repair_can_be_taken(asked: list[str]) -> None:
     quick["pays"] = lambda *_: True
     repair = part_of("runs/10-repair.py", "repair", "MEASURES", **small, **quick)
     assert len(repair.MEASURES) > 10
-    _, trials, after, _, peak = repair.repair(0)
-    assert not [trial.failure for trial in trials if not trial.kept]
-    assert after.settings.compiled
-    assert after.settings.tf32
-    assert peak > 1e14
+    done = repair.repair(0)
+    assert not [trial.failure for trial in done.trials if not trial.kept]
+    assert done.after.settings.compiled
+    assert done.after.settings.tf32
+    assert min(done.peaks) > 1e14
+    assert len(done.faster) == len(done.faster_alike) == 2
     assert {"synchronize", "compile", "get_device_name"} <= set(asked)
 
 
