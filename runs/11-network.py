@@ -286,7 +286,6 @@ record(
     job_sheet_ms=1e3 * 4 * PARAMETERS * volume("ring", 16) / INFINIBAND,
     job_messages_ms=1e3 * fast.communication,
     job_step_ms=1e3 * fast.seconds,
-    job_slow_sheet_ms=1e3 * 4 * PARAMETERS * volume("ring", 16) / (100e9 / 8),
     job_slow_messages_ms=1e3 * slow.communication,
     job_slower=slow.seconds / (2 * node.seconds),
 )
@@ -299,7 +298,7 @@ record(
 # an empty message, the second what further bytes cost in a very long one.
 
 # %% name="bucket"
-BUCKET, VERY_LONG = 25 * MIB, 1024 * GIB
+BUCKET, VERY_LONG = 25 * MIB, 1024 * GIB  # DDP's default, and one that drowns all else
 buckets = len(bucket_bytes(4 * PARAMETERS, BUCKET))
 
 
@@ -319,19 +318,13 @@ def parts_of_a_bucket(nodes: Network, gpus: int) -> list[float]:
 by_hand = {
     (name, gpus): parts_of_a_bucket(nodes, gpus)
     for name, nodes, sizes in JOBS
-    for gpus in sizes
-    if gpus != 64
+    for gpus in (sizes[0], sizes[-1])
 }
 for key, parts in by_hand.items():
-    assert abs(buckets * sum(parts) / 1e3 / (1e3 * jobs[key].communication) - 1) < 0.02
+    assert 1 < 1e-6 * buckets * sum(parts) / jobs[key].communication < 1.02, "two are not full"
 table(
     [
-        [
-            name,
-            gpus,
-            *(f"{part:,.0f}" for part in parts),
-            f"{sum(parts):,.0f}",
-        ]
+        [name, gpus, *(f"{part:,.0f}" for part in [*parts, sum(parts)])]
         for (name, gpus), parts in by_hand.items()
     ],
     ["between nodes", "GPUs", "latency, µs", "bytes, µs", "pieces wait, µs", "in all, µs"],

@@ -38,7 +38,7 @@ def main() -> None:
     module = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024))
     model = DistributedDataParallel(module.to(device))
     optimizer = torch.optim.AdamW(model.parameters())
-    tokens = torch.rand(512, 1024, device=device)
+    tokens = torch.rand(512, 1024, device=device, requires_grad=True)
 
     def train_step() -> None:
         model(tokens).square().mean().backward()
