@@ -295,7 +295,9 @@ table(
     ["stage", "step 20", "40", "60", "held out"],
     "lrrrr",
 )
-assert all(abs(float(one) - float(other)) < 0.01 for one, other in zip(*of_stages.values()))
+assert all(
+    abs(float(one) - float(other)) < 0.01 for one, other in zip(*of_stages.values(), strict=True)
+)
 
 # %% [markdown]
 # ## Divide, then add
