@@ -41,7 +41,7 @@ from instruments.clock import clock
 from instruments.flops import training_flops
 from instruments.intervals import union
 from instruments.profiling import Profiler, Schedule, region
-from instruments.trace import Trace, read_trace
+from instruments.trace import Event, Trace, read_trace
 from miniddp.data import collate, encode, load_mrpc
 from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
@@ -482,13 +482,25 @@ def without_gaps(spans: Sequence[tuple[float, float]], gap: float) -> list[tuple
     return [(start, end - gap) for start, end in union((s, e + gap) for s, e in spans)]
 
 
-def draw_step(traces: dict[str, Trace], number: int) -> None:
+def recorded_steps(trace: Trace) -> dict[str, Event]:
+    marks = (event for event in trace.events if event.category == "user_annotation")
+    return {event.name: event for event in marks if event.name.startswith("ProfilerStep#")}
+
+
+def usual_step(trace: Trace) -> Event:
+    """The recorded step whose messages take longer than in half of the others."""
+    messages = lanes(trace)["messages"]
+
+    def seconds_of_messages(step: Event) -> float:
+        return sum(end - start for start, end in messages if step.start <= start < step.end)
+
+    steps = sorted(recorded_steps(trace).values(), key=seconds_of_messages)
+    return steps[len(steps) // 2]
+
+
+def draw_step(traces: dict[str, Trace], steps: dict[str, Event]) -> None:
     """Three rows for each trace: regions, work, messages; the colour is that of its rank."""
     fig, axes = plt.subplots(figsize=(6.4, 3.4))
-    steps = {
-        name: next(event for event in trace.events if event.name == f"ProfilerStep#{number}")
-        for name, trace in traces.items()
-    }
     longest = max(step.end - step.start for step in steps.values())
     places, names = [], []
     for place, (name, trace) in enumerate(traces.items()):
@@ -524,7 +536,8 @@ def draw_step(traces: dict[str, Trace], number: int) -> None:
     figure(fig)
 
 
-draw_step({"SimpleDDP": simple_traces[0], "DDP": even[0]}, 10)
+drawn = {"SimpleDDP": simple_traces[0], "DDP": even[0]}
+draw_step(drawn, {name: usual_step(trace) for name, trace in drawn.items()})
 
 # %% [markdown]
 # ## What rank 0 sees of the others
@@ -560,9 +573,12 @@ table([symptoms(name, steps[0]) for name, steps in cases.items()], COLUMNS, alig
 
 # %% name="straggler"
 table(
-    [[f"rank {rank}", *symptoms("", step)[2:]] for rank, step in enumerate(straggler)],
-    ["rank", *COLUMNS[2:]],
-    align="lrrr",
+    [
+        [f"rank {rank}", *symptoms("", step)[2:], percent(step.exposed.share)]
+        for rank, step in enumerate(straggler)
+    ],
+    ["rank", *COLUMNS[2:], "exposed, %"],
+    align="lrrrr",
 )
 record(
     sleep_milliseconds=SLEEP * 1e3,
@@ -573,7 +589,9 @@ record(
 )
 
 # %% name="straggler-timeline"
-draw_step({f"rank {trace.rank}": trace for trace in straggler_traces}, 10)
+drawn = {f"rank {trace.rank}": trace for trace in straggler_traces}
+number = usual_step(straggler_traces[0]).name
+draw_step(drawn, {name: recorded_steps(trace)[number] for name, trace in drawn.items()})
 
 # %% [markdown]
 # ## A benchmark that measures no communication
