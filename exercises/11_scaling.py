@@ -1,7 +1,7 @@
 """Exercise 11: predict how far data parallelism scales.
 
 Weak scaling: every rank has the same batch, whatever their number. All
-times are in seconds, sizes in bytes. A message takes `alpha` seconds and
+times are in seconds, sizes in bytes. A send takes `alpha` seconds and
 `beta` seconds per byte, and an all-reduce is a ring.
 
 - Backward makes the same number of bytes in every second, and fills the

@@ -26,7 +26,7 @@ def test_one_rank_waits_for_nobody() -> None:
 
 
 def test_one_bucket_is_sent_after_backward() -> None:
-    """Two ranks: two messages of half a megabyte at 1 us per byte, after 3 s of compute."""
+    """Two ranks: two sends of half a megabyte at 1 us per byte, after 3 s of compute."""
     found = exercise.efficiency(1.0, 2.0, [MEGABYTE], 2, 0.0, 1e-6)
     assert found == pytest.approx(3 / 4), "one bucket is full only when backward ends"
 
@@ -39,7 +39,7 @@ def test_buckets_before_the_last_hide_behind_backward() -> None:
 
 
 def test_every_message_pays_its_latency() -> None:
-    """Four ranks: 6 messages of 0.1 s for each of two buckets that are full at 0.5 s and 1 s."""
+    """Four ranks: 6 sends of 0.1 s for each of two buckets that are full at 0.5 s and 1 s."""
     found = exercise.efficiency(1.0, 1.0, [8, 8], 4, 0.1, 0.0)
     assert found == pytest.approx(2 / (1 + 0.5 + 1.2))
 

@@ -15,8 +15,8 @@ def efficiency(
     for size in bucket_bytes:
         filled += size
         full = backward * filled / sum(bucket_bytes)
-        messages = 2 * (world_size - 1)
-        arrived = max(full, arrived) + messages * (alpha + size / world_size * beta)
+        sends = 2 * (world_size - 1)
+        arrived = max(full, arrived) + sends * (alpha + size / world_size * beta)
     return (forward + backward) / (forward + max(backward, arrived))
 
 
