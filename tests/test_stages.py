@@ -7,7 +7,7 @@ import re
 import runpy
 import sys
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from miniddp import run_ranks
+from miniddp import run_ranks, text
 
 STAGES = sorted((Path(__file__).parent.parent / "stages").glob("[0-9]_*.py"))
 FIRST, *SHARED = STAGES
@@ -34,6 +34,7 @@ def few_steps():
 def run(rank, folder, programs):
     """One after the other in the same processes, each with a process group of its own."""
     torch.set_num_threads(1)
+    text.load_text = cache(text.load_text)  # it trains the tokenizer: once is enough
     init = dist.init_process_group
     for number, (stage, *arguments) in enumerate(programs):
         print(f"{NAME}{stage.stem}")
@@ -50,16 +51,16 @@ def printed(world_size, *programs):
     return [output.split(NAME)[1:] for output in ended.outputs]
 
 
-def losses(text):
-    return [float(found) for found in re.findall(r"loss (\d+\.\d+)", text)]
+def losses(output):
+    return [float(found) for found in re.findall(r"loss (\d+\.\d+)", output)]
 
 
 @pytest.fixture(scope="module")
 def alone():
     """What stage 0 prints: the loss before the last step."""
-    with contextlib.redirect_stdout(io.StringIO()) as text:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         runpy.run_path(str(FIRST), run_name="__main__")
-    (loss,) = losses(text.getvalue())
+    (loss,) = losses(output.getvalue())
     return loss
 
 
@@ -75,7 +76,7 @@ def test_every_stage_has_the_loss_of_one_process(number, outputs, alone):
     assert loss == pytest.approx(alone, abs=1e-3)
     assert len(held_out) == (number > 2)
     assert held_out == losses(outputs[0][-1])[1:] * (number > 2), "evaluated alike by every stage"
-    assert not any(losses(text) for text in silent), "rank 0 alone speaks"
+    assert not any(map(losses, silent)), "rank 0 alone speaks"
 
 
 def test_stage_1_is_off_by_rounding_alone(outputs):
@@ -117,7 +118,7 @@ def test_the_last_stage_counts_what_the_model_finds(world_size):
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.stem)
 def test_a_stage_is_read_on_a_page(stage):
-    text = stage.read_text()
-    assert text.count("\n") <= LIMITS.get(stage.name, 100)
-    assert max(map(len, text.splitlines())) <= 80
-    assert f"stages/{stage.name}" in text, "how to run it"
+    code = stage.read_text()
+    assert code.count("\n") <= LIMITS.get(stage.name, 100)
+    assert max(map(len, code.splitlines())) <= 80
+    assert f"stages/{stage.name}" in code, "how to run it"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from plain import build
 
@@ -37,7 +37,23 @@ def page_urls(name: str) -> list[str]:
         return ["index.html"]
 
 
-PAGES = [(name, url) for name in BUILDS for url in page_urls(name)]
+# How a page behaves is one script for all of them: pages with everything that it moves are enough.
+TYPICAL = {"index.html", "chapters/07-buckets.html", "chapters/14-clinic.html",
+           "appendix/launching.html", "runs/05-ring.html"}  # fmt: skip
+ALL = [(name, url) for name in BUILDS for url in page_urls(name)]
+BEHAVIOUR = [(name, url) for name, url in ALL if name.startswith("sample") or url in TYPICAL]
+PAGES = [*BEHAVIOUR, *(page for page in ALL if page not in BEHAVIOUR)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "behaviour: on a few pages, not on every one")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "visited" in metafunc.fixturenames:
+        pages = BEHAVIOUR if metafunc.definition.get_closest_marker("behaviour") else PAGES
+        names = [":".join(page) for page in pages]
+        metafunc.parametrize("visited", pages, indirect=True, ids=names, scope="session")
 
 
 @dataclass(frozen=True)
@@ -126,14 +142,19 @@ class Visit:
     complaints: list[str] = field(default_factory=list)
 
 
-@pytest.fixture(scope="session", params=PAGES, ids=lambda entry: f"{entry[0]}:{entry[1]}")
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    with browser.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
+        context.set_default_timeout(5000)
+        yield context
+
+
+@pytest.fixture(scope="session")
 def visited(
-    request: pytest.FixtureRequest, browser: Browser, servers: dict[str, str]
+    request: pytest.FixtureRequest, context: BrowserContext, servers: dict[str, str]
 ) -> Iterator[Visit]:
     name, url = request.param
     address = servers[name]
-    context = browser.new_context(viewport=DESKTOP, color_scheme="light", reduced_motion="reduce")
-    context.set_default_timeout(5000)
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
     visit = Visit(name, url, context.new_page())
     visit.page.on("request", lambda asked: visit.requests.append(asked.url))
@@ -144,7 +165,7 @@ def visited(
     visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
     visit.page.goto(f"{address}/{url}", wait_until="load")
     yield visit
-    context.close()
+    visit.page.close()
 
 
 @pytest.fixture
