@@ -55,8 +55,9 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 class Printed(NamedTuple):
-    """What a stage printed: differences to one process by dtype, losses by step."""
+    """What a stage printed: all, the differences to one process by dtype, losses by step."""
 
+    text: str
     off: dict[str, float]
     losses: dict[int, float]
 
@@ -67,6 +68,7 @@ def printed_by(*command: str) -> Printed:
     off = re.findall(r"off by (\S+) at most in torch\.(\w+)", ended.stdout)
     losses = re.findall(r"step +(\d+)  loss (\S+)", ended.stdout)
     return Printed(
+        ended.stdout,
         {dtype: float(difference) for difference, dtype in off},
         {int(step): float(loss) for step, loss in losses},
     )
@@ -86,6 +88,12 @@ for ranks, printed in on_ranks.items():
     off = [f"{printed.off[dtype]:.0e}" for dtype in ("float32", "float64")]
     rows.append([f"{ranks} ranks", *off, f"{printed.losses[last]:.3f}"])
 table(rows, ["trained on", "off by, float32", "off by, float64", "last loss"], "lrrr")
+
+# %% [markdown]
+# All that it prints on two ranks:
+
+# %% name="printed"
+print(on_ranks[2].text, end="")
 
 # %% name="stage-values"
 record(

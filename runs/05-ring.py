@@ -7,7 +7,6 @@
 # gives for it.
 
 # %% name="setup"
-import math
 import os
 import re
 import runpy
@@ -15,11 +14,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
 import miniddp
-from book import provenance, record, show_ranks, table
+from book import figure, provenance, record, show_ranks, table
 from instruments.cost import (
     Link,
     ring_all_reduce_seconds,
@@ -298,23 +298,28 @@ WAYS = {
     "ring": ring_all_reduce_seconds,
     "tree": tree_all_reduce_seconds,
 }
-RANKS = (2, 8, 64, 1024)
+RANKS = [2**power for power in range(1, 11)]
+STYLES = {
+    "root": {"linewidth": 6, "alpha": 0.35},  # for 4 kB the ring lies on it
+    "ring": {"linewidth": 2},
+    "tree": {"linewidth": 2, "linestyle": "--"},
+}
 
+fig, panels = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
+for axes, (size, num_bytes) in zip(panels, (("4 kB", 4e3), ("100 MB", 1e8)), strict=True):
+    for name, seconds in WAYS.items():
+        times = [1e3 * seconds(num_bytes, ranks, LINK) for ranks in RANKS]
+        axes.plot(RANKS, times, label=name, **STYLES[name])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([2, 8, 64, 1024], labels=["2", "8", "64", "1,024"])
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.set(xlabel="ranks", title=size)
+panels[0].set_ylabel("milliseconds")
+panels[0].legend()
+figure(fig)
 
-def three_digits(value: float) -> str:
-    places = 2 - math.floor(math.log10(value))
-    return f"{round(value, places):,.{max(places, 0)}f}"
-
-
-table(
-    [
-        [size, name, *(three_digits(1e3 * seconds(num_bytes, ranks, LINK)) for ranks in RANKS)]
-        for size, num_bytes in (("4 kB", 4e3), ("100 MB", 1e8))
-        for name, seconds in WAYS.items()
-    ],
-    ["tensor", "way", "2 ranks", *(f"{ranks:,}" for ranks in RANKS[1:])],
-    "llrrrr",
-)
+# %% name="model-values"
 record(
     alpha_us=1e6 * LINK.alpha,
     bandwidth=1e-9 / LINK.beta,

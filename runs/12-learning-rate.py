@@ -131,7 +131,8 @@ styles = [("-", "o"), ("--", "s"), (":", "^")]
 for (name, losses), (dash, marker) in zip(sgd.items(), styles, strict=True):
     axes.plot(FACTORS, losses, dash, marker=marker, label=name)
 axes.axhline(GUESSING, color=LINE, linewidth=1)
-axes.annotate("guessing", (FACTORS[-1], GUESSING), va="bottom", ha="right", color=MUTED)
+above = {"xytext": (0, 4), "textcoords": "offset points", "color": MUTED}
+axes.annotate("guessing", (FACTORS[-1], GUESSING), ha="right", **above)
 axes.margins(y=0.12)
 axes.set_xscale("log", base=2)
 axes.set_xticks(FACTORS, labels=[str(k) for k in FACTORS])
