@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 
-from book import LINE, RANK_COLORS, figure, provenance, record, table
+from book import LINE, MUTED, RANK_COLORS, figure, provenance, record, table
 from instruments import measurements, predictions
 from instruments.cost import bus_bandwidth, ring_all_reduce_bytes
 from instruments.flops import peak_flops
@@ -148,7 +148,7 @@ table(
     [
         for_both(f"one GPU computes: {BATCH} ÷ {alone:.0f}, s", lambda name: compute),
         for_both("its gradients, GB", lambda name: gradient_bytes / 1e9),
-        for_both("a machine sends 2 · 7/8 of that, GB", lambda name: sent / 1e9),
+        for_both("a node sends 2 · 7/8 of that, GB", lambda name: sent / 1e9),
         for_both("its card would need, s", lambda name: sent / CARD[name]),
         for_both("the all-reduce, scaled from 32 GPUs, s", message.__getitem__),
         for_both("step: compute + all-reduce, s", lambda name: compute + message[name]),
@@ -270,11 +270,32 @@ table(
     ["between nodes", "GPUs", "messages, ms", "step, ms", "efficiency, %", "hours", "GPU-hours"],
     "lrrrrrr",
 )
+
+# %% name="job-hours"
+GPUS_OF_JOB = [16, 32, 64, 128, 256]
+one_node = hours(8, jobs["one node", 8])
+fig, axes = plt.subplots(figsize=(5.2, 3.2))
+for name, nodes, style in (("one card", ONE_CARD, "s--"), ("eight cards", EIGHT_CARDS, "o-")):
+    times = [hours(gpus, step(gpus, nodes)) for gpus in GPUS_OF_JOB]
+    axes.plot([8, *GPUS_OF_JOB], [one_node, *times], style, label=f"{name} between nodes")
+halved = [one_node * 8 / gpus for gpus in (8, 256)]
+axes.plot([8, 256], halved, ":", color=MUTED, label="half the hours for twice the GPUs")
+axes.axhline(one_node, color=LINE, linewidth=1)
+axes.annotate(
+    "one node", (256, one_node), (0, 4), textcoords="offset points", ha="right", color=MUTED
+)
+axes.set_xscale("log", base=2)
+axes.set_yscale("log")
+axes.set_xticks([8, *GPUS_OF_JOB], labels=[str(gpus) for gpus in (8, *GPUS_OF_JOB)])
+axes.yaxis.set_major_formatter("{x:g}")
+axes.set(xlabel="GPUs", ylabel="hours")
+axes.legend()
+figure(fig)
+
+# %% name="job-values"
 fast, slow, node = jobs["eight cards", 16], jobs["one card", 16], jobs["one node", 8]
 assert fast.exposed < 0.01 * fast.compute, "two good nodes hide the messages"
 assert slow.seconds > 2 * node.seconds, "two nodes are slower than one"
-
-# %% name="job-values"
 record(
     job_billions=PARAMETERS / 1e9,
     job_tokens=TOKENS,
