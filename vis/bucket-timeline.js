@@ -183,7 +183,7 @@ function tuner() {
 
   const nameOf = (cap) => `${cap} MiB${cap === DEFAULT_CAP ? ", the default" : ""}`;
   const field = (label, unit, name, factor, bounds) =>
-    number(label, { ...bounds, unit, value: inputs[name] / factor }, (typed) => {
+    number(label, { ...bounds, unit, value: Number((inputs[name] / factor).toPrecision(6)) }, (typed) => {
       inputs[name] = typed * factor;
       draw();
     });
