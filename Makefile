@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults soak constraints clean
+.PHONY: help site serve preview test site-to-test test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -34,11 +34,14 @@ serve: ## serve _site on this machine (PORT=8000)
 preview: ## serve the book, render what changes and reload the browser (PORT=8000, WITH=plain)
 	@$(PYTHON) tools/build_site.py --preview --port $(PORT) $(if $(WITH),--$(WITH))
 
-test: lint types check ## every check and test, with all the set-up they need
-	@echo "==> site"
-	@$(BIN)/python tools/build_site.py $(if $(shell command -v quarto $(BIN)/quarto),,--plain)
+test: ready-test ## every check and test, with all the set-up they need
+	@$(MAKE) --no-print-directory -j 2 types lint check site-to-test
 	@echo "==> pytest"
 	@BOOK_SITE="$$PWD/_site" $(BIN)/pytest --cov -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+site-to-test:
+	@echo "==> site"
+	@$(BIN)/python tools/build_site.py $(if $(shell command -v quarto $(BIN)/quarto),,--plain)
 
 test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL and over gloo
 	@gpus=$$($(BIN)/python -c "import torch; print(torch.cuda.device_count())"); \

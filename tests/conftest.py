@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -29,20 +30,27 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
 
 
-def preload_more() -> None:
+MEASURE = "COVERAGE_PROCESS_CONFIG"  # with it a new Python notes which lines it executes
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
     """The ranks of a test are forks of one server. What it has imported, they need not import.
 
     Where there are GPUs it has to stay without dynamo (miniddp.launch), so without all of these.
+    It is measured whichever test starts it, and with it are all its forks.
     """
     context = multiprocessing.get_context("forkserver")
-    preload = context.set_forkserver_preload
-    context.set_forkserver_preload = lambda modules: preload(
-        [*modules, *(IMPORTED if "torch._dynamo" in modules else ())]
-    )
+    preload, config = context.set_forkserver_preload, os.environ.get(MEASURE)
 
+    def start(modules: list[str]) -> None:
+        preload([*modules, *(IMPORTED if "torch._dynamo" in modules else ())])
+        with pytest.MonkeyPatch.context() as patch:
+            if config:
+                patch.setenv(MEASURE, config)
+            forkserver.ensure_running()
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    preload_more()
+    context.set_forkserver_preload = start
 
 
 LONGEST = ("test_pages", "test_commands", "test_faults", "test_ddp", "test_soak", "test_stages",
@@ -60,7 +68,7 @@ def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
     """Only the package's own tests, and those of runs, measure what their processes cover."""
     with pytest.MonkeyPatch.context() as patch:
         if not {"miniddp", "runs"} & set(request.path.parts[-3:-1]):
-            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+            patch.delenv(MEASURE, raising=False)
         yield
 
 

@@ -53,35 +53,44 @@ function layers() {
   });
 }
 
+/** A layer's outputs: the sums, or their tanh. */
+function forward(weights, { inputs, outputs, weight, bias }, values, isLast) {
+  const found = new Float64Array(outputs);
+  for (let o = 0; o < outputs; o += 1) {
+    let sum = weights[bias + o];
+    for (let k = 0; k < inputs; k += 1) sum += weights[weight + o * inputs + k] * values[k];
+    found[o] = isLast ? sum : Math.tanh(sum);
+  }
+  return found;
+}
+
+/** Adds a layer's gradients, given those of its sums; returns those of the sums before it. */
+function backward(weights, gradient, { inputs, outputs, weight, bias }, values, above) {
+  const below = new Float64Array(inputs);
+  for (let o = 0; o < outputs; o += 1) {
+    gradient[bias + o] += above[o];
+    for (let k = 0; k < inputs; k += 1) {
+      gradient[weight + o * inputs + k] += above[o] * values[k];
+      below[k] += above[o] * weights[weight + o * inputs + k];
+    }
+  }
+  for (let k = 0; k < inputs; k += 1) below[k] *= 1 - values[k] ** 2; // tanh' = 1 − tanh²
+  return below;
+}
+
 /** The mean of the binary cross-entropy over the samples, and its gradient. */
 export function lossAndGradient(weights, samples) {
   const gradient = new Float64Array(weights.length);
   const net = layers();
+  const last = net.length - 1;
   let loss = 0;
   for (const [x, y, label] of samples) {
     const values = [[x, y]];
-    for (const [i, { inputs, outputs, weight, bias }] of net.entries()) {
-      values.push(Array.from({ length: outputs }, (_, o) => {
-        let sum = weights[bias + o];
-        for (let k = 0; k < inputs; k += 1) sum += weights[weight + o * inputs + k] * values[i][k];
-        return i < net.length - 1 ? Math.tanh(sum) : sum;
-      }));
-    }
+    for (let i = 0; i <= last; i += 1) values.push(forward(weights, net[i], values[i], i === last));
     const [logit] = values.at(-1);
     loss += (Math.max(logit, 0) - logit * label + Math.log1p(Math.exp(-Math.abs(logit)))) / samples.length;
     let above = [(1 / (1 + Math.exp(-logit)) - label) / samples.length];
-    for (let i = net.length - 1; i >= 0; i -= 1) {
-      const { inputs, outputs, weight, bias } = net[i];
-      const below = new Array(inputs).fill(0);
-      for (let o = 0; o < outputs; o += 1) {
-        gradient[bias + o] += above[o];
-        for (let k = 0; k < inputs; k += 1) {
-          gradient[weight + o * inputs + k] += above[o] * values[i][k];
-          below[k] += above[o] * weights[weight + o * inputs + k];
-        }
-      }
-      above = below.map((each, k) => each * (1 - values[i][k] ** 2)); // tanh' = 1 − tanh²
-    }
+    for (let i = last; i >= 0; i -= 1) above = backward(weights, gradient, net[i], values[i], above);
   }
   return { loss, gradient };
 }

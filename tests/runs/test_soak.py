@@ -1,23 +1,22 @@
 """The long training, in short; and what it would say of one that grows."""
 
-import subprocess
+import os
 import sys
-from pathlib import Path
 
 import pytest
 
 import soak
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory, files and threads are read from /proc")
 @pytest.mark.timeout(900)  # half a minute where nothing else runs
-def test_some_hundred_steps_are_flat_and_a_resume_equals_them():
-    command = [sys.executable, ROOT / "runs/soak.py", "--steps=300"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "soak: 300 steps, flat, resumed and equal"
+def test_some_hundred_steps_are_flat_and_a_resume_equals_them(monkeypatch, capsys):
+    soak.Process.context.set_forkserver_preload(["torch._dynamo"])  # and more: see conftest.py
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["soak.py", "--steps=300"])
+    code, said = soak.main(), capsys.readouterr().out
+    assert code == 0, said
+    assert said.splitlines()[-1] == "soak: 300 steps, flat, resumed and equal"
 
 
 def used(*megabytes: float) -> list[list[list[soak.Sample]]]:

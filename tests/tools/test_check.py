@@ -284,10 +284,6 @@ def test_a_run_that_cannot_be_read_is_one_line(project, capsys):
     )
 
 
-def test_this_book_has_no_problem(capsys):
-    assert check.main([]) == 0, capsys.readouterr().out
-
-
 def test_an_unknown_option_is_one_line_and_only_the_standard_library_is_needed():
     command = [sys.executable, "-E", "-S", Path(check.__file__), "--nonsense"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
