@@ -72,6 +72,8 @@ def test_what_is_lost_is_said_and_is_the_exit_code(monkeypatch, capsys):
     outcomes[1].problem = "all is gone"
     monkeypatch.setattr(faults, "matrix", lambda *_: iter(outcomes))
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    forks = faults.Process.context  # shared with all tests of this process
+    monkeypatch.setattr(forks, "set_forkserver_preload", lambda modules: None)
     monkeypatch.setattr(sys, "argv", ["faults.py", "--seed=7"])
     assert faults.main() == 1
     first, lost, row, last = capsys.readouterr().out.splitlines()
