@@ -1,11 +1,6 @@
-// The bucket timeline: one recorded backward pass, what was computed, what was sent meanwhile. And
-// a tuner: the same for a larger model, computed by instruments.simulator for any buckets and link.
+// The bucket timeline: one recorded backward pass, what was computed, what was sent meanwhile.
 
-import { binaryBytes, choice, colourOf, html, mount, number, percent, plural, seconds, slider, tick } from "./interactive.js";
-import { measuredSeconds, volume } from "./network.js";
-import { ALL_REDUCE } from "./published.js";
-import { MIB, buckets, gradientBytes, llamaLayers, simulate } from "./simulator.js";
-import { inner, plot, streams } from "./streams.js";
+import { binaryBytes, choice, colourOf, html, mount, percent, plural, seconds, tick } from "./interactive.js";
 
 /**
  * One rank's pass as rows, one per bucket, all times in seconds since backward began.
@@ -46,7 +41,8 @@ export function withoutOverlap(pass) {
 // A long name breaks behind a dot.
 const breakable = (name) => name.split(/(?<=\.)/).flatMap((part, i) => (i ? [html("wbr"), part] : [part]));
 
-function recordedPass(timeline, widget) {
+function build(timeline) {
+  const widget = html("div", { class: "widget bucket-timeline" });
   let rank = 0;
   let after = false;
   let selected = 0;
@@ -154,119 +150,7 @@ function recordedPass(timeline, widget) {
       draw();
     }));
   draw();
-  return [controls, chart, legend, summary, details];
-}
-
-// The tuner -----------------------------------------------------------------------------------
-
-const MODEL = "360m";
-const DEFAULT_CAP = 25;
-export const CAPS = [0.25, 0.5, 1, 2, 4, 8, 16, DEFAULT_CAP, 50, 100, 200, 400, 800, 1600]; // MiB
-
-/** Seconds of an all-reduce: by the table `inputs.measured`, or alpha + bytes / bandwidth. */
-export function linkOf({ measured, alpha, bandwidth }) {
-  if (!measured) return (bytes) => alpha + bytes / bandwidth;
-  const points = ALL_REDUCE[measured].points.map(([bytes, microseconds]) => [bytes, microseconds * 1e-6]);
-  return (bytes) => measuredSeconds(points, bytes);
-}
-
-/** A step with buckets of `cap` MiB. As in torch, the default alone has a first bucket of 1 MiB. */
-export function tuned(inputs, cap) {
-  const layers = llamaLayers(MODEL, inputs.backward / 2, inputs.backward);
-  const plan = buckets(layers, cap * MIB, cap === DEFAULT_CAP ? MIB : cap * MIB);
-  return { ...simulate(layers, linkOf(inputs), plan), buckets: plan.length };
-}
-
-function tuner() {
-  const inputs = { measured: "allreduce_h100_8gpu", alpha: 30e-6, bandwidth: 250e9, backward: 0.03 };
-  let position = CAPS.indexOf(DEFAULT_CAP);
-
-  const nameOf = (cap) => `${cap} MiB${cap === DEFAULT_CAP ? ", the default" : ""}`;
-  const field = (label, unit, name, factor, bounds) =>
-    number(label, { ...bounds, unit, value: Number((inputs[name] / factor).toPrecision(6)) }, (typed) => {
-      inputs[name] = typed * factor;
-      draw();
-    });
-  const own = html("div", { class: "own", hidden: true },
-    field("α of a bucket", "µs", "alpha", 1e-6, { min: 0, max: 1e7 }),
-    field("Bandwidth of a bucket", "GB/s", "bandwidth", 1e9, { min: 1e-4, max: 1e5 }));
-  const links = new Map([...Object.entries(ALL_REDUCE).map(([table, { name }]) => [table, name]), ["", "α and bandwidth"]]);
-  const controls = html("div", { class: "controls" },
-    slider("Cap of a bucket", { min: 0, max: CAPS.length - 1, value: position, show: (i) => nameOf(CAPS[i]) }, (value) => {
-      position = value;
-      draw();
-    }),
-    field("Backward", "ms", "backward", 1e-3, { min: 0.01, max: 1e6 }),
-    choice("All-reduce", links, inputs.measured, (table) => {
-      inputs.measured = table;
-      own.hidden = Boolean(table);
-      draw();
-    }),
-    own);
-
-  const picture = streams();
-  const curves = html("div", { class: "curves" });
-  const summary = html("p", { class: "summary", role: "status" });
-  const source = html("p", { class: "note" });
-
-  function draw() {
-    const cap = CAPS[position];
-    const steps = CAPS.map((each) => tuned(inputs, each));
-    const now = steps[position];
-    const best = steps.reduce((least, step, i) => (step.exposed < steps[least].exposed ? i : least), 0);
-    picture.draw(now);
-    drawCurves(cap, steps, now);
-    summary.replaceChildren(
-      `${plural(now.buckets, "bucket")} ${now.buckets === 1 ? "needs" : "need"} the link for ${seconds(now.communication)}. After backward the ranks wait for `,
-      html("strong", {}, seconds(now.exposed)),
-      best === position ? ": no other cap here leaves less." : `; ${seconds(steps[best].exposed)} with ${nameOf(CAPS[best])}.`);
-    const table = ALL_REDUCE[inputs.measured];
-    const total = gradientBytes(llamaLayers(MODEL, 0, 0));
-    source.replaceChildren(
-      `Computed for SmolLM2-360M: gradients of ${binaryBytes(total.reduce((sum, size) => sum + size))}, of which the embedding’s ${binaryBytes(total[0])} are ready last. `,
-      ...(table ? ["All-reduces as ", html("a", { href: table.source[1] }, `measured by ${table.source[0]}`), ` on ${table.name}.`] : ["The link is your own."]));
-  }
-
-  function drawCurves(cap, steps, now) {
-    const width = Math.max(240, inner(curves) || 700);
-    const link = linkOf(inputs);
-    const table = ALL_REDUCE[inputs.measured];
-    const part = volume("ring", table?.ranks ?? 2);
-    const rate = (bytes) => (1e-9 * bytes * part) / link(bytes);
-    const dots = (table?.points ?? []).map(([bytes]) => [bytes / MIB, rate(bytes)])
-      .filter(([size]) => size >= CAPS[0] && size <= CAPS.at(-1));
-    const line = [...CAPS.map((each) => [each, rate(each * MIB)]), ...dots].sort(([a], [b]) => a - b);
-    const waits = steps.map((step, i) => [CAPS[i], 1000 * step.exposed]);
-    const common = { width, xs: CAPS, marks: [[DEFAULT_CAP, "25 MiB"]] };
-    curves.replaceChildren(
-      plot({
-        ...common, height: 132, label: `${table ? "bus bandwidth of an all-reduce" : "bandwidth"}, GB/s`,
-        top: 1.08 * Math.max(...line.map(([, value]) => value)), lines: { reached: line }, dots: { published: dots }, chosen: [cap, rate(cap * MIB)],
-        alt: `Bandwidth against the size of a bucket: ${rate(DEFAULT_CAP * MIB).toPrecision(3)} GB/s at 25 MiB, ` +
-          `${rate(CAPS.at(-1) * MIB).toPrecision(3)} at ${CAPS.at(-1)} MiB.`,
-      }),
-      plot({
-        ...common, height: 156, label: "waits after backward, ms", below: "cap in MiB",
-        top: 1.08 * Math.max(...waits.map(([, value]) => value)), lines: { reached: waits }, chosen: [cap, 1000 * now.exposed],
-        alt: `Waiting after backward against the cap: ${seconds(steps[0].exposed)} at ${CAPS[0]} MiB, ` +
-          `${seconds(steps[CAPS.indexOf(DEFAULT_CAP)].exposed)} at 25 MiB, ${seconds(steps.at(-1).exposed)} at ${CAPS.at(-1)} MiB.`,
-      }));
-  }
-
-  new ResizeObserver(() => draw()).observe(curves);
-  draw();
-  return [controls, picture.element, curves, summary, source];
-}
-
-function build(timeline) {
-  const widget = html("div", { class: "widget bucket-timeline" });
-  const views = { recorded: recordedPass(timeline, widget), tuner: tuner() };
-  const show = html("div", { class: "controls" },
-    choice("Show", new Map([["recorded", "the recording"], ["tuner", "a tuner, computed"]]), "recorded", (name) => {
-      for (const element of Object.values(views).flat()) element.remove();
-      widget.append(...views[name]);
-    }));
-  widget.append(show, ...views.recorded);
+  widget.append(controls, chart, legend, summary, details);
   return widget;
 }
 

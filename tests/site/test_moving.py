@@ -13,6 +13,7 @@ MODULES = [
     "shard-explorer",
     "unequal-shards",
     "bucket-timeline",
+    "bucket-tuner",
     "scaling-calculator",
     "zero-stepper",
 ]

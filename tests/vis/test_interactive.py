@@ -462,13 +462,26 @@ def test_the_tuner_shows_the_simulator_s_step(compute: Compute, published: dict[
                   for each in given]  # fmt: skip
         caps = [0.25, 25, 400]
         for cap, found in zip(
-            caps, compute("bucket-timeline", "tuned", [[inputs, cap] for cap in caps]), strict=True
+            caps, compute("bucket-tuner", "tuned", [[inputs, cap] for cap in caps]), strict=True
         ):
             plan = buckets(layers, int(cap * MIB), MIB if cap == 25 else int(cap * MIB))
             step = simulate(layers, all_reduce, plan)
             assert found["buckets"] == len(plan)
             assert found["exposed"] == close(step.exposed)
             assert found["seconds"] == close(step.seconds)
+
+
+def test_the_still_of_the_tuner_shows_what_it_computes(compute: Compute) -> None:
+    root = ElementTree.parse(ROOT / "vis" / "bucket-tuner.svg").getroot()
+    still = {float(dot.get("data-cap", "")): float(dot.get("data-exposed", ""))
+             for dot in root.iter() if dot.get("data-cap")}  # fmt: skip
+    inputs = {"measured": "allreduce_h100_8gpu", "backward": 0.03}
+    steps = compute("bucket-tuner", "tuned", [[inputs, cap] for cap in still])
+    assert len(still) == 14
+    for exposed, step in zip(still.values(), steps, strict=True):
+        assert exposed == pytest.approx(1000 * step["exposed"], abs=0.001)
+    bars = [part for part in root.iter() if part.get("class") == "bucket-tuner-bar"]
+    assert len(bars) == steps[list(still).index(25)]["buckets"]
 
 
 # The calculator ------------------------------------------------------------------------------
@@ -942,9 +955,7 @@ def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
 
 def test_the_tuner_follows_its_controls(page: Page) -> None:
     page.emulate_media(reduced_motion="reduce")
-    mount(page, "bucket-timeline", recorded_pass())
-    page.get_by_role("radio", name="a tuner, computed").check(force=True)
-    expect(page.locator("button.lane")).to_have_count(0)
+    mount(page, "bucket-tuner")
     cap = page.get_by_role("slider")
     assert cap.get_attribute("aria-valuetext") == "25 MiB, the default"
     expect(page.locator(".plot .marked").first).to_have_text("25 MiB")
@@ -958,8 +969,6 @@ def test_the_tuner_follows_its_controls(page: Page) -> None:
     expect(summary).to_contain_text("needs the link for 1.45\u00a0s")
     expect(page.locator(".widget > .note")).to_contain_text("The link is your own.")
     assert page.evaluate("document.getAnimations().length") == 0
-    page.get_by_role("radio", name="the recording").check(force=True)
-    expect(page.locator("button.lane")).to_have_count(4)
 
 
 DATA = {"bucket-timeline": recorded_pass()}
@@ -967,14 +976,12 @@ DATA = {"bucket-timeline": recorded_pass()}
 
 @pytest.mark.parametrize("width", [320, 360, 1280])
 @pytest.mark.parametrize(
-    "module", ["ring-stepper", "shard-explorer", "bucket-timeline", "tuner", "scaling-calculator"]
+    "module",
+    ["ring-stepper", "shard-explorer", "bucket-timeline", "bucket-tuner", "scaling-calculator"],
 )
 def test_nothing_sticks_out(page: Page, module: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
-    mounted = "bucket-timeline" if module == "tuner" else module
-    mount(page, mounted, DATA.get(mounted))
-    if module == "tuner":
-        page.get_by_role("radio", name="a tuner, computed").check(force=True)
+    mount(page, module, DATA.get(module))
     if module == "ring-stepper":
         page.get_by_role("radio", name="8").check(force=True)
         page.get_by_role("radio", name="numbers").check(force=True)
