@@ -373,11 +373,11 @@ def receive(rank: int, methods: list[Callable[[nn.Module], Trained]]) -> list[fl
 EXPECTED = {
     "DDP": (ddp, "all-reduce", 2),
     "ShardedOptimizer": (zero1, "all-reduce, then parameters", 3),
-    "torch's ZeRO-1": (torch_zero1, "the same", 3),
+    "torch's ZeRO-1": (torch_zero1, "all-reduce, then parameters", 3),
     "FullyShardedModule": (zero3, "two all-gathers, reduce-scatter", 3),
-    "keeps what it gathers": (keep_gathered, "one all-gather, reduce-scatter", 2),
+    "FullyShardedModule, keeps": (keep_gathered, "one all-gather, reduce-scatter", 2),
     "fully_shard": (torch_zero3, "two all-gathers, reduce-scatter", 3),
-    "gathers in bfloat16": (torch_in_bf16, "the same, gathers half as large", 2),
+    "fully_shard, bfloat16": (torch_in_bf16, "the same, all-gathers half as large", 2),
 }
 methods = [method for method, _, _ in EXPECTED.values()]
 received = {n: miniddp.run_ranks(receive, n, methods, timeout=300) for n in (2, 4)}
@@ -752,7 +752,7 @@ for precision in ("fp32", "mixed"):
         verdict = f"{left:.1f}" if left > 0 else "does not fit"
         name = f"ZeRO-{stage}" if stage else "DDP"
         lines.append([precision, name, *(f"{part / GB:.1f}" for part in parts), verdict])
-columns = ["precision", "method", "parameters", "gradients", "Adam", "sum, GB", "left of 80"]
+columns = ["precision", "method", "parameters", "gradients", "Adam, copy", "sum, GB", "left of 80"]
 table(lines, columns, align="llrrrrr")
 
 # %% [markdown]
