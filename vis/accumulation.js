@@ -140,7 +140,7 @@ function build() {
       html("p", { class: "note" }, html("span", { class: "pass covered" }, "inside no_sync"),
         " keep, send: what forward tells the hooks · ⇄ messages leave · ", html("i", { class: "own" }, "1"), " one rank's own · ", html("i", { class: "mean" }, "2"), " mean of both")),
     says, html("div", { class: "controls" }, html("div", { class: "buttons" }, back, forward), place));
-  go(2); // the first gradient is there
+  go(2 * MICRO_BATCHES + 1); // the first step is done
   return widget;
 }
 
