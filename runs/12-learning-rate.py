@@ -7,7 +7,7 @@
 # %% name="setup"
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 
@@ -103,16 +103,25 @@ RULES = {
         RATE,
     ),
 }
-sgd = {
-    name: [
-        statistics.mean(min(GUESSING, test_loss(rule(seed, k)[0])) for seed in range(SEEDS))
-        for k in FACTORS
-    ]
-    for name, rule in RULES.items()
-}
+Rule = Callable[[int, int], tuple[nn.Module, list[float]]]
+
+
+def loss_of(rule: Rule, k: int) -> float:
+    return statistics.mean(min(GUESSING, test_loss(rule(seed, k)[0])) for seed in range(SEEDS))
+
+
+def loss_at(times: int, k: int) -> float:
+    """With so many times the rate, without a warm-up."""
+    return loss_of(lambda seed, k: train(torch.optim.SGD, seed, k * BASE, times * RATE), k)
+
+
+sgd = {name: [loss_of(rule, k) for k in FACTORS] for name, rule in RULES.items()}
 same, linear, warm = sgd.values()
+between = [{times: loss_at(times, k) for times in FACTORS if times <= k} for k in FACTORS]
+best = [min(losses.values()) for losses in between]
 assert same[2] - same[0] > 3 * abs(linear[2] - linear[0]), "at 4 times the batch the rule helps"
 assert linear[-1] - linear[0] > 0.2, "at 64 times the batch it does not keep up"
+assert best[:5] == linear[:5], "up to 16 times the batch no rate tried is better than the rule's"
 
 # %% name="same-rate"
 table(
@@ -127,8 +136,9 @@ table(
 
 # %% name="rates"
 fig, axes = plt.subplots()
-styles = [("-", "o"), ("--", "s"), (":", "^")]
-for (name, losses), (dash, marker) in zip(sgd.items(), styles, strict=True):
+styles = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D")]
+lines = {**sgd, "best rate": best}
+for (name, losses), (dash, marker) in zip(lines.items(), styles, strict=True):
     axes.plot(FACTORS, losses, dash, marker=marker, label=name)
 axes.axhline(GUESSING, color=LINE, linewidth=1)
 above = {"xytext": (0, 4), "textcoords": "offset points", "color": MUTED}
@@ -156,6 +166,10 @@ record(
     loss_warm_8=warm[3],
     loss_linear_32=linear[5],
     loss_warm_32=warm[5],
+    loss_best_32=best[5],
+    loss_best_most=best[6],
+    best_times_32=min(between[5], key=between[5].get),
+    best_times_most=min(between[6], key=between[6].get),
 )
 
 
