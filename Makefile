@@ -47,11 +47,11 @@ test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL an
 	@gpus=$$($(BIN)/python -c "import torch; print(torch.cuda.device_count())"); \
 	if [ "$$gpus" = 0 ]; then echo "test-gpu: torch sees no GPU on this machine" >&2; exit 2; fi; \
 	echo "==> NCCL, one rank"; \
-	$(BIN)/pytest tests/miniddp --device cuda --backend nccl --max-ranks 1; \
+	$(BIN)/pytest tests/package --device cuda --backend nccl --max-ranks 1; \
 	echo "==> gloo, two ranks on one GPU"; \
-	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest tests/miniddp --device cuda --max-ranks 2; \
+	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest tests/package --device cuda --max-ranks 2; \
 	if [ "$$gpus" -gt 1 ]; then \
-		echo "==> NCCL, $$gpus ranks"; $(BIN)/pytest tests/miniddp --device cuda --backend nccl; \
+		echo "==> NCCL, $$gpus ranks"; $(BIN)/pytest tests/package --device cuda --backend nccl; \
 	fi
 
 lint: ready-lint ## check the style of code and prose, the spelling, the workflows

@@ -31,10 +31,10 @@ from torch.utils.data import DistributedSampler as TorchSampler
 
 import miniddp
 from book import FOREGROUND, MUTED, data_dir, figure, provenance, record, show_ranks, table
-from miniddp.data import build_loader, collate, encode, load_mrpc
+from finetune.data import build_loader, collate, encode, load_mrpc
+from finetune.model import load_tokenizer
+from finetune.options import Options
 from miniddp.launch import RanksTimedOut
-from miniddp.model import load_tokenizer
-from miniddp.options import Options
 from miniddp.process import device
 from miniddp.sampler import (
     DistributedSampler,
@@ -42,7 +42,7 @@ from miniddp.sampler import (
     epoch_order,
     shard,
 )
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 provenance(device=device(), world_size=[2, 3, 4], backend="gloo")
 sequences, held_out = load_text()

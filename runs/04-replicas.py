@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import miniddp
 from book import MUTED, figure, provenance, record, show_ranks, table
-from miniddp.model import load_model
+from finetune.model import load_model
 from miniddp.process import device
 from miniddp.replicate import _fingerprints, broadcast_module, verify_replicas
 

@@ -28,7 +28,7 @@ from instruments.cost import (
 )
 from miniddp import ring
 from miniddp.process import device
-from miniddp.text import build_language_model
+from shakespeare import build_language_model
 
 provenance(device=device(), world_size=[2, 3, 4, 8], backend="gloo")
 

@@ -23,7 +23,7 @@ import miniddp
 from book import provenance, record, show_ranks, table
 from miniddp.process import device
 from miniddp.replicate import verify_replicas
-from miniddp.text import build_language_model
+from shakespeare import build_language_model
 
 WORLD_SIZE = 2
 provenance(device=device(), world_size=WORLD_SIZE, backend="gloo")

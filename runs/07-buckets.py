@@ -20,6 +20,7 @@ from torch.futures import Future
 
 import miniddp
 from book import provenance, record, show_ranks, table, timeline
+from finetune.model import build_model
 from instruments.timeline import Timeline
 from miniddp.bucket import MIB, plan_buckets
 from miniddp.hooks import (
@@ -30,9 +31,8 @@ from miniddp.hooks import (
     noop_hook,
     powerSGD_hook,
 )
-from miniddp.model import build_model
 from miniddp.process import device
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 provenance(device=device(), world_size=2, backend="gloo")
 warnings.filterwarnings("ignore")

@@ -22,7 +22,7 @@ from book import provenance, record, show_ranks, table
 from miniddp import DistributedDataParallel
 from miniddp.accumulation import mean_weights
 from miniddp.process import device
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 WORLD_SIZE = 2
 MICRO_BATCHES = 4

@@ -3,7 +3,7 @@
 #
 # Two ranks train the language model with `stages/9_train.py`: beside one process, to the end,
 # killed and resumed, resumed without a part of the checkpoint, and with a checkpoint that one rank
-# saves alone. Then `miniddp.train` classifies sentence pairs.
+# saves alone. Then `finetune` classifies sentence pairs.
 
 # %% name="setup"
 import itertools
@@ -30,12 +30,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks
-from miniddp.checkpoint import random_state, save, set_random_state
-from miniddp.data import load_mrpc
+from finetune.checkpoint import random_state, save, set_random_state
+from finetune.data import load_mrpc
+from finetune.state_file import read_state
 from miniddp.launch import RanksFailed
 from miniddp.process import device, init_process_group
-from miniddp.state_file import read_state
-from miniddp.text import VOCAB_SIZE, load_text
+from shakespeare import VOCAB_SIZE, load_text
 
 STEPS, EVERY, DEATH = 40, 10, 25
 provenance(device=device(), world_size=[1, 2], backend="gloo")
@@ -275,7 +275,7 @@ assert not list((home / "alone").glob("*")), "nothing was saved"
 # The recording leaves out the progress bar and the speed, which says little on two busy cores.
 
 # %% name="launch"
-command = "torchrun --standalone --nproc_per_node=2 -m miniddp.train --model tiny --steps 20"
+command = "torchrun --standalone --nproc_per_node=2 -m finetune --model tiny --steps 20"
 arguments = command.split()[1:] + (["--data-dir", str(folder)] if folder else [])
 print(f"$ {command}" + (" \\\n    --data-dir path/to/mrpc" if folder else ""))
 launched = subprocess.run(

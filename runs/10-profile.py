@@ -30,6 +30,10 @@ from torch.profiler import ProfilerActivity, profile
 import miniddp
 import own_step
 from book import RANK_COLORS, data_dir, figure, provenance, record, table
+from finetune.data import collate, encode, load_mrpc
+from finetune.model import load_model, load_tokenizer
+from finetune.training_step import WRAPPERS
+from finetune.training_step import train_step as take_step
 from instruments.breakdown import (
     GPU_CATEGORIES,
     Breakdown,
@@ -42,11 +46,7 @@ from instruments.flops import training_flops
 from instruments.intervals import union
 from instruments.profiling import Profiler, Schedule, region
 from instruments.trace import Event, Trace, read_trace
-from miniddp.data import collate, encode, load_mrpc
-from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
-from miniddp.training_step import WRAPPERS
-from miniddp.training_step import train_step as take_step
 
 warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # see acc_events below
 WORLD_SIZE = 2

@@ -30,14 +30,14 @@ from torch import Tensor, nn
 
 import miniddp
 from book import FOREGROUND, SURFACE, WAITING, data_dir, figure, provenance, record, table
+from finetune.data import encode, load_mrpc
+from finetune.model import load_model, load_tokenizer
 from instruments import measurements
 from instruments.breakdown import Breakdown, break_down
 from instruments.clock import clock
 from instruments.flops import measured_peak_flops, peak_flops, training_flops, utilisation
 from instruments.profiling import Profiler, Schedule, region
 from instruments.trace import Trace, read_trace
-from miniddp.data import encode, load_mrpc
-from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
 
 on_gpu = device().type == "cuda"

@@ -79,7 +79,7 @@ table(rows, columns=columns)
 # %% [markdown]
 # ## A cable is pulled, a host is lost
 #
-# A training with `miniddp.train`, a launcher on each host, the folder for checkpoints on a disk
+# A training with `finetune`, a launcher on each host, the folder for checkpoints on a disk
 # that both see. Host 0 keeps torchrun's store. TCP sends 5 times again what nobody acknowledges,
 # and then gives up: the 15 times that Linux has by default take a quarter of an hour.
 #
@@ -106,7 +106,7 @@ class Training:
         command = ["--max_restarts=3", "--rdzv_backend=c10d", "--rdzv_id=a"]
         command += [f"--rdzv_endpoint={store}:29500", f"--local_addr={own}"]
         command += [f"--rdzv_conf=is_host={host == 0},join_timeout=60"]
-        command += ["-m", "miniddp.train", f"--checkpoint={self.saved}", *OPTIONS]
+        command += ["-m", "finetune", f"--checkpoint={self.saved}", *OPTIONS]
         with (self.home / f"host-{host}").open("a") as log:
             self.launchers[host] = self.both.start(host, *command, stdout=log, stderr=log)
 

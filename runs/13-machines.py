@@ -31,13 +31,13 @@ from torch import Tensor
 
 import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks, table
-from miniddp import checkpoint, training_step
+from finetune import checkpoint, training_step
+from finetune.options import parse_options
+from finetune.state_file import read_state
+from finetune.train import train
+from finetune.watch import watching
 from miniddp.launch import RanksFailed
-from miniddp.options import parse_options
 from miniddp.process import destroy_process_group, device, init_process_group
-from miniddp.state_file import read_state
-from miniddp.train import train
-from miniddp.watch import watching
 
 RANKS_PER_NODE = 2
 provenance(device=device(), world_size=[3, 4], backend="gloo")
@@ -232,7 +232,7 @@ record(compared_tensors=len(weights[0]))
 
 # %% name="elastic"
 shrunk = folder / "shrunk"
-command = [*meeting("1:2"), "-m", "miniddp.train", *saving_into(shrunk), "--elastic"]
+command = [*meeting("1:2"), "-m", "finetune", *saving_into(shrunk), "--elastic"]
 first, second = start(
     ["--rdzv_conf=is_host=1", *command], ["--rdzv_conf=is_host=0", *command], env=NEW_STORES
 )
@@ -585,7 +585,7 @@ SLEEP = 0.5
 
 
 def say_problems(rank: int) -> None:
-    """Shows what `torchrun -m miniddp.train` would: errors of any rank, warnings of rank 0."""
+    """Shows what `torchrun -m finetune` would: errors of any rank, warnings of rank 0."""
     level = logging.ERROR if rank else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
 
@@ -627,7 +627,7 @@ def read_from_a_dead_disk() -> None:
 
 def be_stuck(rank: int) -> None:
     if rank == 0:
-        logging.getLogger("miniddp.watch").addHandler(logging.FileHandler(noticed))
+        logging.getLogger("finetune.watch").addHandler(logging.FileHandler(noticed))
     train_after(read_from_a_dead_disk, rank)
 
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A long training
 #
-# 20,000 steps of the tiny model with `miniddp.train`, on two ranks. `runs/soak.py` reads memory,
+# 20,000 steps of the tiny model with `finetune`, on two ranks. `runs/soak.py` reads memory,
 # open files and threads of both ranks while they train. A second training begins with a late
 # checkpoint of the first, is stopped by SIGTERM, and the same command goes on. `make soak` does it
 # again.

@@ -40,10 +40,10 @@ from torch.utils._pytree import tree_leaves
 
 import miniddp
 from book import FOREGROUND, MUTED, data_dir, figure, provenance, record, show_ranks, table
+from finetune.data import collate, encode, load_mrpc
+from finetune.model import load_model, load_tokenizer
 from instruments import memory
 from instruments.memory import Memory
-from miniddp.data import collate, encode, load_mrpc
-from miniddp.model import load_model, load_tokenizer
 from miniddp.process import device
 from miniddp.zero import FullyShardedModule, ShardedOptimizer
 

@@ -12,9 +12,9 @@ from torch import nn
 
 import miniddp
 from book import data_dir, provenance, record, show_ranks, table
+from finetune.data import encode, load_mrpc
+from finetune.model import load_tokenizer
 from miniddp import DistributedSampler, SimpleDDP
-from miniddp.data import encode, load_mrpc
-from miniddp.model import load_tokenizer
 from miniddp.process import device
 
 WORLD_SIZE = 2

@@ -1,6 +1,6 @@
-"""miniddp.train, with an accident: after ACCIDENT_STEP steps rank 1 is killed, once.
+"""finetune.train, with an accident: after ACCIDENT_STEP steps rank 1 is killed, once.
 
-Takes the options of miniddp.train; needs --checkpoint. Rank 0 writes the loss of every step
+Takes the options of finetune.train; needs --checkpoint. Rank 0 writes the loss of every step
 into steps.txt in the checkpoint's folder.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from miniddp import training_step
-from miniddp.job import run
-from miniddp.train import main
-from miniddp.training_step import train_step
+from finetune import training_step
+from finetune.job import run
+from finetune.train import main
+from finetune.training_step import train_step
 
 ACCIDENT_STEP = 13
 folder = Path(sys.argv[sys.argv.index("--checkpoint") + 1])

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import warm
-from miniddp.data import FILES, SAMPLE
+from finetune.data import FILES, SAMPLE
 
 PAIRS = 60  # of the sample: an epoch has seven steps of 2 x 4 pairs
 STEPS, EVERY = 14, 4

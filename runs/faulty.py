@@ -1,4 +1,4 @@
-"""miniddp.train, with a fault that is put in from outside, once: what `faults.py` starts as ranks.
+"""finetune.train, with a fault that is put in from outside, once: what `faults.py` starts as ranks.
 
 The environment says where notes are kept (`FAULTS_HOME`) and what shall happen (`FAULT`, as JSON).
 """
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import LlamaForSequenceClassification
 
-from miniddp import checkpoint, train, training_step
-from miniddp.job import run
+from finetune import checkpoint, train, training_step
+from finetune.job import run
 from miniddp.naive import SimpleDDP
 
 PHASES: dict[str, tuple[Any, str]] = {

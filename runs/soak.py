@@ -27,7 +27,7 @@ Sample = dict[str, float]
 
 def start(folder: Path, steps: int, number: int) -> Process:
     every = steps // INTERVALS
-    program = ["-m", "miniddp.train", "--model=tiny", "--batch-size=4", "--max-length=8"]
+    program = ["-m", "finetune", "--model=tiny", "--batch-size=4", "--max-length=8"]
     program += [f"--epochs={steps}", f"--steps={steps}", f"--checkpoint-every={every}"]
     program += [f"--checkpoint={folder}", "--resume=auto"]
     launch = ["--standalone", "--nproc_per_node=2"]

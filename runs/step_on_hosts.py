@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from miniddp import DistributedDataParallel, SimpleDDP
 from miniddp.process import destroy_process_group, init_process_group
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 SEQUENCES = 16
 STEPS = int(os.environ.get("STEPS", "9"))

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from finetune.model import build_model
 from instruments.flops import peak_flops
 from instruments.predictions import curve_of
 from instruments.simulator import COMMUNICATION, COMPUTE, AllReduce, Layer, Step, buckets, simulate
-from miniddp.model import build_model
 
 TOKENS, REACHED = 8192, 0.4  # on each rank; of the chip's peak
 FLOPS = REACHED * peak_flops("NVIDIA H100 80GB HBM3")

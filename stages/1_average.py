@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 STEPS = int(os.environ.get("STEPS", "183"))
 EPOCHS, BATCH = 3, 36

@@ -14,7 +14,7 @@ from miniddp import DistributedDataParallel, DistributedSampler
 from miniddp.process import destroy_process_group, device, init_process_group
 from miniddp.replicate import verify_replicas
 from miniddp.sampler import shard
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 STEPS = int(os.environ.get("STEPS", "183"))
 EPOCHS, BATCH = 3, 36

@@ -15,12 +15,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from finetune.checkpoint import latest, load, save
 from miniddp import DistributedDataParallel, DistributedSampler, set_seed
 from miniddp.accumulation import global_mean
-from miniddp.checkpoint import latest, load, save
 from miniddp.process import destroy_process_group, device, init_process_group
 from miniddp.sampler import shard
-from miniddp.text import build_language_model, load_text
+from shakespeare import build_language_model, load_text
 
 
 def parse_arguments():

@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _measured(request: pytest.FixtureRequest) -> Iterator[None]:
     """Only the package's own tests, and those of runs, measure what their processes cover."""
     with pytest.MonkeyPatch.context() as patch:
-        if not {"miniddp", "runs"} & set(request.path.parts[-3:-1]):
+        if not {"package", "finetune", "endurance"} & set(request.path.parts):
             patch.delenv(MEASURE, raising=False)
         yield
 

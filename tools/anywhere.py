@@ -25,7 +25,7 @@ elif not os.path.exists("runs/book.py"):
         needs = ["ipykernel", "matplotlib", "nbclient"]
         subprocess.run([*install, f"./{{folder}}[train]", *needs], check=True)
     os.chdir(folder)
-sys.path[:0] = [os.path.abspath("src"), os.path.abspath("runs")]"""
+sys.path[:0] = [os.path.abspath(folder) for folder in ("src", "runs", "stages")]"""
 RECORD = (
     "A recording for the book: !python tools/record.py {run} --output brought  (GPU: --kind gpu)"
 )

@@ -22,7 +22,7 @@ from typing import Any
 import anywhere
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("miniddp", "instruments")
+PACKAGES = ("miniddp", "finetune", "instruments")
 HELPERS = "book"
 PROGRAMS = ("runs", "stages")  # folders of files that a run may start
 IMPORT_TIME = "<import>"
@@ -251,7 +251,9 @@ class Project:
         if name.endswith(".py"):
             return [self.root / name]
         parts = name.split(".")
-        inside = self.root.joinpath("src" if parts[0] in PACKAGES else "runs", *parts)
+        if parts[0] not in PACKAGES:
+            return [self.root / folder / f"{name}.py" for folder in PROGRAMS]
+        inside = self.root.joinpath("src", *parts)
         return [inside.with_suffix(".py"), inside / "__init__.py"]
 
     def reached(self, run: str) -> dict[Symbol, Module]:

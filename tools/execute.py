@@ -34,7 +34,7 @@ _torch = sys.modules.get("torch")
 if (book.facts["provenance"] or {}).get("device") == "cuda":
     import torch as _torch
 if book.facts["data"] == "hub or sample":
-    from miniddp.data import load_mrpc
+    from finetune.data import load_mrpc
     book.facts["data"] = "hub" if load_mrpc().info.builder_name else "sample"
 _cuda = _torch is not None and _torch.cuda.is_available()
 _used_cuda = _cuda and _torch.cuda.is_initialized()  # asking for names initialises it
@@ -134,7 +134,8 @@ def kernel_environment(
     root: Path, run: str, options: argparse.Namespace, scratch: Path
 ) -> dict[str, str]:
     quiet = ["ignore:IProgress not found", os.environ.get("PYTHONWARNINGS", "")]
-    search = [str(root / "src"), str(root / "runs"), os.environ.get("PYTHONPATH", "")]
+    folders = [str(root / name) for name in ("src", "runs", "stages")]
+    search = [*folders, os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(part for part in search if part),

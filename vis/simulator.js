@@ -90,11 +90,11 @@ export function slowestOf(count, spread) {
   return 1 + spread * (harmonic - 1);
 }
 
-const LLAMAS = { // miniddp.model.SIZES: hidden, intermediate, layers, heads, key heads, vocabulary
+const LLAMAS = { // finetune.model.SIZES: hidden, intermediate, layers, heads, key heads, vocabulary
   "360m": [960, 2560, 32, 15, 5, 49152],
 };
 
-/** The layers of a model of miniddp.model in fp32; compute follows the weights that multiply. */
+/** The layers of a model of finetune.model in fp32; compute follows the weights that multiply. */
 export function llamaLayers(size, forward, backward) {
   const [hidden, inner, count, heads, keyHeads, vocabulary] = LLAMAS[size];
   const keys = (hidden / heads) * keyHeads * hidden;

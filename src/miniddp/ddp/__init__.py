@@ -1,0 +1,5 @@
+"""Distributed Data Parallel: a wrapper and its reducer."""
+
+from miniddp.ddp.wrapper import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

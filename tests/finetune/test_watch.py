@@ -1,0 +1,119 @@
+"""The rank that is slow or stuck is named, and not one that waits for it."""
+
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from finetune import watch
+from finetune.watch import Pace, missing, watching
+
+from ..package.ranks import run
+
+
+def said(*ranks: tuple[int, str]) -> list[list[bytes]]:
+    """What the ranks said in five rounds; who is "silent" says the same each time."""
+    return [
+        [
+            json.dumps([0 if place == "silent" else moment, calls, place]).encode()
+            for calls, place in ranks
+        ]
+        for moment in range(5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([(7, "a"), (7, "b")], ""),
+        ([(7, "a"), (6, "b")], "the others wait for rank 1 (in b)"),
+        (
+            [(7, "a"), (6, "silent"), (5, "c")],
+            "the others wait for rank 1 (last heard of in silent)",
+        ),
+        ([(7, "silent"), (7, "b")], "the others wait for rank 0 (last heard of in silent)"),
+        ([(6, "a"), (7, "b"), (6, "c")], "the others wait for rank 0 (in a), rank 2 (in c)"),
+    ],
+)
+def test_who_is_silent_or_else_behind_is_missing(ranks, expected):
+    assert missing(said(*ranks))[1] == expected
+    assert missing(said(*ranks)[1:]) == (set(), "")
+
+
+def log_to(file: Path) -> None:
+    file.touch()
+    watch.logger.addHandler(logging.FileHandler(file))
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_rank_that_is_elsewhere_is_named_by_the_first_that_waits(tmp_path, guilty):
+    def be_elsewhere(file):
+        while not file.read_text():
+            time.sleep(0.02)
+
+    def work(rank):
+        log_to(tmp_path / str(rank))
+        first = min({0, 1, 2} - {guilty})
+        dist.barrier()
+        with watching(1.0):
+            if rank == guilty:
+                be_elsewhere(tmp_path / str(first))
+            dist.all_reduce(torch.ones(1))
+
+    run(work, 3)
+    texts = [(tmp_path / str(rank)).read_text().splitlines() for rank in range(3)]
+    (text,) = texts.pop(min({0, 1, 2} - {guilty}))
+    assert text.startswith(f"the others wait for rank {guilty} (in test_watch.py:")
+    assert text.endswith(" in be_elsewhere)")
+    assert texts == [[], []]
+
+
+def fail() -> None:
+    with watching(60):
+        for thread in threading.enumerate():
+            if isinstance(thread, watch.Watch):
+                thread.join()
+        raise RuntimeError("Timed out")
+
+
+def test_the_error_of_a_collective_says_who_was_missing():
+    def work(rank):
+        watch.Watch.listen = lambda self: setattr(self, "named", "the others wait for rank 1")
+        with pytest.raises(RuntimeError) as caught:
+            fail()
+        return caught.value.__notes__
+
+    assert run(work, 2) == [["the others wait for rank 1"]] * 2
+
+
+def test_a_slow_rank_is_named_once_by_what_it_does_before_it_waits(tmp_path):
+    def work(rank):
+        log_to(tmp_path / str(rank))
+        module = torch.nn.Linear(2, 1)
+        pace = Pace(module, every=5)
+        for _ in range(10):
+            with pace:
+                time.sleep(0.1 * (rank == 1))
+                module(torch.ones(2)).backward()
+                dist.all_reduce(module.weight.grad)
+
+    run(work, 3)
+    for rank in range(3):  # all know it; the log of a job is rank 0's
+        (text,) = (tmp_path / str(rank)).read_text().splitlines()
+        assert text.startswith("rank 1 is slow: 1")
+
+
+def test_of_one_rank_nobody_is_slow_and_nobody_waits(tmp_path):
+    def work(rank):
+        log_to(tmp_path / "log")
+        pace = Pace(module := torch.nn.Linear(2, 1), every=1)
+        with watching(1.0), pace:
+            module(torch.ones(2)).backward()
+
+    run(work, 1)
+    assert (tmp_path / "log").read_text() == ""

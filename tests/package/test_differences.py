@@ -1,0 +1,293 @@
+"""Where miniddp and torch differ: what each of the two does, both seen. And what only torch has."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.utils.data.distributed import DistributedSampler as TorchSampler
+
+import miniddp
+from miniddp import hooks, ring, zero
+from miniddp.ddp import checks
+
+from ..parity import row
+from .ddp_cases import Mlp, TwoPaths, assert_equal_on_all_ranks
+from .ranks import run
+
+TorchDDP = nn.parallel.DistributedDataParallel
+OurDDP = miniddp.DistributedDataParallel
+
+
+def on_two_ranks(case: Callable[[int], None]) -> None:
+    run(quietly, 2, case)
+
+
+def quietly(rank: int, case: Callable[[int], None]) -> None:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(rank)
+    case(rank)
+
+
+def inputs() -> Tensor:
+    return torch.randn(3, 5)
+
+
+def a_gradient_is_missing(rank: int) -> None:
+    theirs = TorchDDP(TwoPaths(), check_reduction=True)
+    theirs(inputs(), True).sum().backward()
+    ours = OurDDP(TwoPaths(), check_reduction=True)
+    with pytest.raises(RuntimeError, match=r"'right.weight' \(on 2 of 2 ranks\)"):
+        ours(inputs(), True).sum().backward()
+
+
+@row(
+    "differ",
+    says="A parameter gets no gradient, `check_reduction=True`.",
+    torch="The option has no effect: this backward passes, the next forward raises.",
+    miniddp="This backward raises on every rank and names the parameters.",
+)
+def test_a_gradient_is_missing() -> None:
+    on_two_ranks(a_gradient_is_missing)
+
+
+def used_before_zero_grad(rank: int) -> None:
+    for wrap in (TorchDDP, OurDDP):
+        ddp = wrap(TwoPaths(), find_unused_parameters=True)
+        with ddp.no_sync():
+            ddp(inputs(), False).sum().backward()
+        ddp.zero_grad()
+        loss = ddp(inputs(), True).sum()
+        if wrap is TorchDDP:
+            with pytest.raises(RuntimeError, match="bug in DDP implementation"):
+                loss.backward()
+        else:
+            loss.backward()
+            assert ddp.module.right.weight.grad is None
+
+
+@row(
+    "differ",
+    says="A parameter used inside `no_sync`, its gradient thrown away by `zero_grad`, then unused.",
+    torch="An error that asks to be reported as a bug.",
+    miniddp="It has no gradient.",
+)
+def test_used_before_zero_grad() -> None:
+    on_two_ranks(used_before_zero_grad)
+
+
+def sparse_gradients(rank: int) -> None:
+    tokens = torch.tensor([rank, 3])
+    for wrap in (TorchDDP, OurDDP):
+        ddp = wrap(nn.Embedding(5, 2, sparse=True))
+        if wrap is TorchDDP:
+            ddp(tokens).sum().backward()
+            expected = torch.tensor([0.5, 0.5, 0.0, 1.0, 0.0])
+            assert torch.equal(ddp.module.weight.grad.to_dense()[:, 0], expected)
+        else:
+            with pytest.raises(RuntimeError, match="is sparse"):
+                ddp(tokens).sum().backward()
+
+
+@row(
+    "differ",
+    says="Sparse gradients, as of `nn.Embedding(…, sparse=True)`.",
+    torch="Averaged.",
+    miniddp="An error that names the parameter.",
+)
+def test_sparse_gradients() -> None:
+    on_two_ranks(sparse_gradients)
+
+
+def create_graph(rank: int) -> None:
+    theirs, ours = TorchDDP(Mlp()), OurDDP(Mlp())
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        theirs(inputs()).square().sum().backward(create_graph=True)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        ours(inputs()).square().sum().backward(create_graph=True)
+
+
+@row(
+    "differ",
+    says="`backward(create_graph=True)`.",
+    torch="Often an error, about a leaf that is changed in place.",
+    miniddp="An error that names the option.",
+)
+def test_create_graph() -> None:
+    on_two_ranks(create_graph)
+
+
+def bf16_hook_over_gloo(rank: int) -> None:
+    theirs, ours = TorchDDP(Mlp()), OurDDP(Mlp())
+    with pytest.raises(TypeError, match="NCCL"):
+        theirs.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    ours.register_comm_hook(None, hooks.bf16_compress_hook)
+    ours(inputs()).sum().backward()
+    assert_equal_on_all_ranks(ours)
+
+
+@row(
+    "differ",
+    says="The bf16 compression hook, in a torch that was built without NCCL.",
+    torch="Refused.",
+    miniddp="Runs over gloo.",
+)
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
+def test_bf16_hook_over_gloo() -> None:
+    on_two_ranks(bf16_hook_over_gloo)
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters}
+
+
+@row(
+    "differ",
+    says="A dataset with fewer samples than ranks, `drop_last=True`.",
+    torch="Every rank gets an empty shard.",
+    miniddp="A `ValueError` that gives both numbers.",
+)
+def test_an_empty_shard() -> None:
+    assert list(TorchSampler(range(3), 4, 0, drop_last=True)) == []
+    with pytest.raises(ValueError, match="3 samples for 4 ranks"):
+        miniddp.DistributedSampler(range(3), 4, 0, drop_last=True)
+
+
+@row(
+    "differ",
+    says="Go on in the middle of an epoch after a restart.",
+    torch="The sampler has no state.",
+    miniddp="`state_dict` and `load_state_dict`.",
+)
+def test_state_of_the_sampler() -> None:
+    assert not hasattr(TorchSampler(range(3), 1, 0), "state_dict")
+    assert miniddp.DistributedSampler(range(3), 1, 0).state_dict()
+
+
+def schedule_that_changes_betas(rank: int) -> None:
+    for make in (ZeroRedundancyOptimizer, zero.ShardedOptimizer):
+        optimizer = make(nn.Linear(2, 1).parameters(), torch.optim.AdamW, lr=0.1)
+        if make is ZeroRedundancyOptimizer:
+            with pytest.raises(ValueError, match="momentum"):
+                torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+        else:
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+
+
+@row(
+    "differ",
+    says="A `OneCycleLR` schedule on a sharded AdamW.",
+    torch="Refused: the wrapper hides the default betas.",
+    miniddp="Runs.",
+)
+def test_schedule_that_changes_betas() -> None:
+    on_two_ranks(schedule_that_changes_betas)
+
+
+@row(
+    "differ",
+    says="What a collective returns.",
+    torch="A handle to wait for, with `async_op=True`.",
+    miniddp="The bytes that this rank sent; it has finished when it returns.",
+)
+def test_what_a_collective_returns() -> None:
+    for name in ("all_reduce", "reduce_scatter", "all_gather"):
+        assert "async_op" in defaults_of(getattr(dist, name))
+        assert inspect.signature(getattr(ring, name)).return_annotation in (int, "int")
+
+
+# What only torch has: every option and method of torch's classes that miniddp lacks is listed.
+
+DDP_OPTIONS = {
+    "static_graph": "`static_graph=True`: trust that every step uses the same parameters",
+    "mixed_precision": "`mixed_precision`: compute, and send gradients, in 16 bits",
+    "device_mesh": "`device_mesh`, for DDP together with tensor parallelism",
+    "delay_all_reduce_named_params": "`delay_all_reduce_named_params`: parameters whose all-reduce "
+    "is put off to a later moment",
+    "bucket_cap_mb_list": "`bucket_cap_mb_list`: a size for each bucket",
+    "batched_grad_copy": "`batched_grad_copy`: gradients copied into a bucket together",
+    "skip_all_reduce_unused_params": "`skip_all_reduce_unused_params`: unused parameters left out "
+    "of the all-reduce",
+}
+DDP_METHODS = {"join": "`join()`: ranks with different numbers of batches"}
+WITH_JOIN = {"join_device", "join_hook", "join_process_group"}
+OF_SEVERAL_GPUS = {"gather", "scatter", "to_kwargs"}
+INNER = {"will_sync_module_buffers", "broadcast_buffers"}
+ZERO_OPTIONS = {
+    "overlap_with_ddp": "`overlap_with_ddp`: sharded steps during backward",
+    "parameters_as_bucket_view": "`parameters_as_bucket_view`: parameters sent in buckets",
+}
+FSDP_OPTIONS = {
+    "mesh": "`mesh` of two dimensions: shards in a node, replicas between nodes",
+    "mp_policy": "`mp_policy`: 16-bit compute over 32-bit shards",
+    "offload_policy": "`offload_policy`: shards in CPU memory",
+    "ignored_params": "`ignored_params`: parameters that stay whole",
+    "shard_placement_fn": "`shard_placement_fn`: shards along another dimension than the first",
+}
+INSTEAD_OF_METHODS = {"dp_mesh_dims"}
+
+
+def options(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def methods(kind: type, base: type = object) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")} - set(dir(base))
+
+
+LACKING = [*DDP_METHODS.items(), *ZERO_OPTIONS.items(), *FSDP_OPTIONS.items()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=row("only torch", says=text, miniddp="no"))
+        for name, text in LACKING
+    ],
+)
+def test_only_torch_has(name: str) -> None:
+    ours = methods(OurDDP) | options(zero.ShardedOptimizer.__init__)
+    theirs = methods(TorchDDP)
+    theirs |= options(ZeroRedundancyOptimizer.__init__) | options(fully_shard)
+    assert name in theirs
+    assert name not in ours | options(zero.FullyShardedModule.__init__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=row("only torch", says=text, miniddp="refused"))
+        for name, text in DDP_OPTIONS.items()
+    ],
+)
+def test_an_option_that_is_refused(name: str) -> None:
+    assert name in checks.NOT_HERE.split()
+    assert name in options(TorchDDP.__init__)
+
+
+@row(
+    "only torch",
+    says="Prefetch of the next layers' parameters in a fully sharded module",
+    miniddp="no",
+)
+def test_prefetch() -> None:
+    assert hasattr(FSDPModule, "set_modules_to_forward_prefetch")
+    assert not methods(zero.FullyShardedModule, nn.Module) & methods(FSDPModule)
+
+
+def test_nothing_that_only_torch_has_is_left_out() -> None:
+    assert set(checks.NOT_HERE.split()) == DDP_OPTIONS.keys() | {"param_to_hook_all_reduce"}
+    lacking = methods(TorchDDP, nn.Module) - methods(OurDDP)
+    assert lacking <= DDP_METHODS.keys() | WITH_JOIN | OF_SEVERAL_GPUS | INNER
+    lacking = options(ZeroRedundancyOptimizer.__init__) - options(zero.ShardedOptimizer.__init__)
+    assert lacking <= ZERO_OPTIONS.keys()
+    lacking = options(fully_shard) - options(zero.FullyShardedModule.__init__)
+    assert lacking <= FSDP_OPTIONS.keys() | INSTEAD_OF_METHODS
