@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from miniddp import run_ranks, text
+import shakespeare
+from miniddp import run_ranks
 
 STAGES = sorted((Path(__file__).parents[2] / "stages").glob("[0-9]_*.py"))
 FIRST, *SHARED = STAGES
@@ -34,7 +35,7 @@ def few_steps():
 def run(rank, folder, programs):
     """One after the other in the same processes, each with a process group of its own."""
     torch.set_num_threads(1)
-    text.load_text = cache(text.load_text)  # it trains the tokenizer: once is enough
+    shakespeare.load_text = cache(shakespeare.load_text)  # it trains the tokenizer: once is enough
     init = dist.init_process_group
     for number, (stage, *arguments) in enumerate(programs):
         print(f"{NAME}{stage.stem}")
