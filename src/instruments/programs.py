@@ -1,0 +1,88 @@
+"""Programs, started on this machine as a reader starts them, and what they print."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+TORCHRUN = ("-m", "torch.distributed.run")
+"""torchrun as Python's arguments: the torchrun of this Python, whatever PATH says."""
+
+
+def run_python(*arguments: str, **environment: str) -> str:
+    """What `python arguments` prints, with `environment` beside the variables of this process.
+
+    The program computes with one thread, as each rank of a torchrun does. Raises `RuntimeError`
+    with its errors if it fails, and `subprocess.TimeoutExpired` after ten minutes.
+    """
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if ended.returncode:
+        raise RuntimeError(f"python {' '.join(arguments)} failed:\n{ended.stderr}")
+    return ended.stdout
+
+
+def run_torchrun(ranks: int, program: str, **environment: str) -> str:
+    """What all ranks of `torchrun --standalone --nproc_per_node=ranks program` print."""
+    options = ("--standalone", f"--nproc_per_node={ranks}")
+    return run_python(*TORCHRUN, *options, program, **environment)
+
+
+def run_launchers(*launchers: Sequence[str]) -> list[str]:
+    """What each rank prints, when torchruns with these arguments start at once, one for each node.
+
+    The texts stand in the order of the ranks, so each has to begin with its rank. A rank that
+    prints nothing is left out. Raises `RuntimeError` with the launcher's errors if one fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        started: list[subprocess.Popen[str]] = []
+        try:
+            for number, arguments in enumerate(launchers):
+                logs = ("--redirects=3", f"--log-dir={folder}/{number}")
+                command = [sys.executable, *TORCHRUN, *logs, *arguments]
+                started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+            for launcher in started:
+                errors = launcher.communicate(timeout=240)[1]
+                if launcher.returncode:
+                    raise RuntimeError(f"a launcher failed:\n{errors}")
+        finally:
+            for launcher in started:
+                launcher.kill()
+        texts = [path.read_text() for path in Path(folder).rglob("stdout.log")]
+        return sorted(filter(None, texts), key=_first_number)
+
+
+def _first_number(text: str) -> int:
+    found = re.search(r"\d+", text)
+    if found is None:
+        raise ValueError(f"no rank stands in {text!r}")
+    return int(found[0])
+
+
+def free_port() -> int:
+    """A TCP port that nobody on this machine listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def step_losses(text: str) -> dict[int, float]:
+    """The losses that a stage prints, by step."""
+    return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\S+)", text)}
+
+
+def held_out_loss(text: str) -> float:
+    """The loss on the held-out text that a stage prints at its end. Raises `ValueError`."""
+    found = re.search(r"held-out loss (\S+)", text)
+    if found is None:
+        raise ValueError(f"no held-out loss stands in {text!r}")
+    return float(found[1])

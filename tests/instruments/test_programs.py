@@ -1,0 +1,51 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from instruments import programs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_program_gets_its_variables_and_one_thread(monkeypatch):
+    monkeypatch.setenv("KEPT", "yes")
+    code = "import os; print(*(os.environ[name] for name in ('KEPT', 'GIVEN', 'OMP_NUM_THREADS')))"
+    assert programs.run_python("-c", code, GIVEN="too") == "yes too 1\n"
+    assert "GIVEN" not in os.environ
+
+
+def test_a_program_that_fails_says_why():
+    with pytest.raises(RuntimeError, match=r"(?s)failed:.*ZeroDivisionError"):
+        programs.run_python("-c", "1 / 0")
+
+
+def test_launchers_start_at_once_and_the_ranks_stand_in_order():
+    port = programs.free_port()
+    meeting = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=test"]
+    node = ["--nnodes=2", "--nproc_per_node=1", *meeting, str(ROOT / "runs/hello.py")]
+    assert programs.run_launchers(node, node) == [
+        "rank 0 of 2: I gave 1, our sum is 3\n",
+        "rank 1 of 2: I gave 2, our sum is 3\n",
+    ]
+
+
+def test_a_launcher_that_fails_says_why(tmp_path):
+    program = tmp_path / "fails.py"
+    program.write_text("raise ValueError('no label')")
+    with pytest.raises(RuntimeError, match="a launcher failed"):
+        programs.run_launchers(["--standalone", "--nproc_per_node=1", str(program)])
+
+
+def test_a_free_port_can_be_listened_at():
+    with socket.create_server(("127.0.0.1", programs.free_port())):
+        pass
+
+
+def test_losses_are_read_from_what_a_stage_prints():
+    text = "off by 3e-08 at most\nstep  20  loss 5.5000\nstep 183  loss 4.25\nheld-out loss 4.75\n"
+    assert programs.step_losses(text) == {20: 5.5, 183: 4.25}
+    assert programs.held_out_loss(text) == 4.75
+    with pytest.raises(ValueError, match="no held-out loss"):
+        programs.held_out_loss("step 20  loss 5.5")
