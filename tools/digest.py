@@ -252,7 +252,8 @@ class Project:
             return [self.root / name]
         parts = name.split(".")
         if parts[0] not in PACKAGES:
-            return [self.root / folder / f"{name}.py" for folder in PROGRAMS]
+            inside = [self.root.joinpath(folder, *parts) for folder in PROGRAMS]
+            return [path.with_suffix(".py") for path in inside]
         inside = self.root.joinpath("src", *parts)
         return [inside.with_suffix(".py"), inside / "__init__.py"]
 

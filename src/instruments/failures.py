@@ -1,5 +1,6 @@
 """Ranks that are meant to fail or to wait for ever, and what is seen of them."""
 
+import linecache
 import re
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,25 @@ def last_line(text: str) -> str:
     return re.sub(r"^(?:\w+\.)+(?=\w+Error)", "", lines[-1])
 
 
+def error_of(traceback: str) -> str:
+    """The error's whole text, which may have several lines, without the frames before it."""
+    return re.sub(r"(?s).*^(?:\w+\.)*(?=\w+Error)", "", traceback, flags=re.MULTILINE)
+
+
 def functions_of(stack: str) -> list[str]:
     """The functions of a stack as `RanksTimedOut.stacks` has it, in the order of its lines."""
     return re.findall(r"line \d+,? in (\w+)", stack)
+
+
+def lines_of(stack: str) -> list[str]:
+    """The functions of a stack, each with the line that it is in, the innermost last.
+
+    Only those of the program: nothing that is installed.
+    """
+    found = []
+    frames = re.findall(r'File "(.*)", line (\d+) in (\w+)', stack)
+    for file, number, function in reversed(frames):
+        if "site-packages" not in file:
+            line = linecache.getline(file, int(number)).strip()
+            found.append(f"{function}:\n  {line}")
+    return found

@@ -2,7 +2,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instruments.failures import failure_of, functions_of, hang_of, last_line
+from instruments.failures import (
+    error_of,
+    failure_of,
+    functions_of,
+    hang_of,
+    last_line,
+    lines_of,
+)
 from miniddp.launch import RanksFailed
 
 
@@ -49,3 +56,25 @@ def test_the_last_line_has_no_module_before_the_error():
     text = "Traceback …\ntorch.distributed.DistStoreError: Timed out after a.b seconds\n\n"
     assert last_line(text) == "DistStoreError: Timed out after a.b seconds"
     assert last_line("plain words") == "plain words"
+
+
+def test_an_error_of_several_lines_is_whole():
+    text = "Traceback …\n  File …\nx.KeyError: 1\n\nDuring …\na.RuntimeError: one\n\ttwo\nthree"
+    assert error_of(text) == "RuntimeError: one\n\ttwo\nthree"
+    assert error_of("was killed by SIGKILL") == "was killed by SIGKILL"
+
+
+def test_a_hang_says_in_which_lines_of_the_program_each_rank_was():
+    hang = hang_of(asks_on_rank_0, 2, timeout=3)
+    assert lines_of(hang.stacks[0]) == ["asks_on_rank_0:\n  dist.all_reduce(torch.ones(1))"]
+    assert lines_of(hang.stacks[1]) == ["asks_on_rank_0:\n  dist.barrier()"]
+
+
+def waits_for_rank_1(rank: int) -> None:
+    asks_on_rank_0(rank)
+
+
+def test_the_innermost_line_stands_last():
+    hang = hang_of(waits_for_rank_1, 2, timeout=3)
+    functions = [line.partition(":")[0] for line in lines_of(hang.stacks[1])]
+    assert functions == ["waits_for_rank_1", "asks_on_rank_0"]

@@ -111,6 +111,15 @@ def test_follows_reexports(project):
     assert reached(project, "import miniddp as m\nm.DDP()") == expected
 
 
+def test_follows_what_a_run_imports_from_a_folder_beside_it(project):
+    (project / "runs/clinic").mkdir()
+    write(project, "runs/clinic/early.py", "from miniddp.ring import unused as u\ndef f(): u()\n")
+    assert reached(project, "from clinic.early import f\nf()") == {
+        "clinic.early:f",
+        "miniddp.ring:unused",
+    }
+
+
 def test_a_module_passed_around_or_started_by_name_counts_whole(project):
     everything = {f"miniddp.ring:{name}" for name in ("SEGMENT", "_split", "all_reduce", "unused")}
     assert reached(project, "from miniddp import ring\nprint(vars(ring))") == everything
@@ -229,7 +238,7 @@ def test_a_digest_is_the_same_under_every_python():
 def test_a_comment_or_blank_line_inside_a_string_is_code(project):
     source = 'def f():\n    """Doc."""\n    return """a\n# kept\n\n    b"""\n'
     write(project, "src/miniddp/text.py", source)
-    reached(project, "from shakespeare import f\nf()")
+    reached(project, "from miniddp.text import f\nf()")
     before = digest.symbols(project, "06-other")
     write(project, "src/miniddp/text.py", source.replace("# kept\n\n", "# kept\n"))
     assert digest.differences(before, digest.symbols(project, "06-other")) == [
