@@ -50,12 +50,12 @@ def functions_of(stack: str) -> list[str]:
 def lines_of(stack: str) -> list[str]:
     """The functions of a stack, each with the line that it is in, the innermost last.
 
-    Only those of the program: nothing that is installed.
+    Only those of the program, nothing that is installed. Comments are left out.
     """
     found = []
     frames = re.findall(r'File "(.*)", line (\d+) in (\w+)', stack)
     for file, number, function in reversed(frames):
         if "site-packages" not in file:
-            line = linecache.getline(file, int(number)).strip()
-            found.append(f"{function}:\n  {line}")
+            line = linecache.getline(file, int(number)).partition("  #")[0]
+            found.append(f"{function}:\n  {line.strip()}")
     return found

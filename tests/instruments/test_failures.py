@@ -16,7 +16,7 @@ from miniddp.launch import RanksFailed
 def asks_on_rank_0(rank: int) -> None:
     if rank == 0:
         dist.all_reduce(torch.ones(1))
-    dist.barrier()
+    dist.barrier()  # for ever
 
 
 def ends(rank: int) -> None:
