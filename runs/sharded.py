@@ -3,54 +3,25 @@
 torchrun --standalone --nproc_per_node=2 runs/sharded.py
 """
 
-import os
+import sys
+from importlib import import_module
 from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader
 
-from miniddp import DistributedSampler
 from miniddp.process import destroy_process_group, device, init_process_group
 from miniddp.replicate import broadcast_module
-from miniddp.sampler import shard
-from shakespeare import build_language_model, load_text
 
-STEPS = int(os.environ.get("STEPS", "183"))
-EPOCHS, BATCH = 3, 36
-
-
-def batches(sequences):
-    """This rank's part of each batch, each epoch in another order."""
-    sampler = DistributedSampler(sequences, drop_last=True)
-    size = BATCH // dist.get_world_size()
-    loader = DataLoader(sequences, size, sampler=sampler, drop_last=True)
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        yield from loader
-
-
-def report(step, loss):
-    """Print the mean of the ranks' losses, once."""
-    mean = loss.detach() / dist.get_world_size()
-    dist.all_reduce(mean)
-    if dist.get_rank() == 0:
-        print(f"step {step:3}  loss {mean.item():.4f}", flush=True)
-
-
-@torch.no_grad()
-def evaluate(model, sequences):
-    """Print the mean loss over all sequences, whatever the number of ranks."""
-    model.eval()
-    own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
-    total = torch.zeros((), device=device())
-    for part in DataLoader(sequences, BATCH, sampler=own):
-        part = part.to(device())
-        total += model(input_ids=part, labels=part).loss * len(part)
-    dist.all_reduce(total)
-    if dist.get_rank() == 0:
-        print(f"held-out loss {total.item() / len(sequences):.4f}")
+sys.path.append("stages")  # it is started in the repository's folder
+stage_7 = import_module("7_ddp")
+STEPS = stage_7.STEPS
+build_language_model = stage_7.build_language_model
+load_text = stage_7.load_text
+batches = stage_7.batches
+report = stage_7.report
+evaluate = stage_7.evaluate
 
 
 def main():

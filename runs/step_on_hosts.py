@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 from miniddp import DistributedDataParallel, SimpleDDP
 from miniddp.process import destroy_process_group, init_process_group
+
+sys.path.append("stages")  # it is started in the repository's folder
 from shakespeare import build_language_model, load_text
 
 SEQUENCES = 16
