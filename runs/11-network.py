@@ -35,7 +35,7 @@ NVLINK, INFINIBAND = 450e9, 8 * 400e9 / 8
 
 def bucket_bandwidth(setup: str) -> float:
     curve = curve_of(setup)
-    seconds = curve.fit().all_reduce_seconds(25 * MIB)
+    seconds = curve.link().all_reduce_seconds(25 * MIB)
     return bus_bandwidth(25 * MIB, seconds, curve.world_size)
 
 
@@ -134,7 +134,7 @@ gradient_bytes = 4 * predictions.GRADIENTS[MODEL]
 sent = ring_all_reduce_bytes(gradient_bytes, GPUS)
 compute = BATCH / alone
 message = {
-    name: curve_of(predictions.LINKS[name]).fit().all_reduce_seconds(gradient_bytes, GPUS)
+    name: curve_of(predictions.LINKS[name]).link().all_reduce_seconds(gradient_bytes, GPUS)
     for name in CARD
 }
 
@@ -294,7 +294,7 @@ figure(fig)
 
 # %% name="job-values"
 fast, slow, node = jobs["eight cards", 16], jobs["one card", 16], jobs["one node", 8]
-measured = curve_of("h100_16gpu_infiniband").fit()
+measured = curve_of("h100_16gpu_infiniband").link()
 measured_seconds = sum(map(measured.all_reduce_seconds, bucket_bytes(4 * PARAMETERS, 25 * MIB)))
 assert fast.exposed < 0.01 * fast.compute, "two good nodes hide the messages"
 assert fast.communication < measured_seconds < COMPUTE * 2 / 3, "backward hides measured ones too"
@@ -392,7 +392,7 @@ for place in PLACES:
 # ## Every point
 #
 # Measured, predicted from the other sizes of its table, and predicted from data sheets, as
-# `python -m instruments.network` prints it.
+# `python -m instruments.predictions` prints it.
 
 # %% name="every-point"
 print("\n".join(predictions.report()[0]).strip())

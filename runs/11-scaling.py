@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import miniddp
 from book import FOREGROUND, LINE, MUTED, figure, provenance, record, table
 from instruments import bench_ring, network
-from instruments.cost import Link, ring_all_reduce_seconds
+from instruments.cost import ring_all_reduce_seconds
 from instruments.scaling import scaling_efficiency
 from instruments.simulator import even_layers, simulate
 from miniddp import DistributedDataParallel
@@ -177,8 +177,8 @@ table(rows, ["batch", "alone", "+ sharing", "+ messages", "two ranks"], "rrrrr")
 # %% name="link"
 SIZES = [20_000, 100_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000]
 timings = bench_ring.bench(WORLD_SIZE, SIZES, 15, ["library"])
-link = network.fit(SIZES, [timing.seconds for timing in timings], WORLD_SIZE)
-line = Link(*bench_ring.fit(timings))
+link = network.fit_table(SIZES, [timing.seconds for timing in timings], WORLD_SIZE)
+line = bench_ring.fit_ring(timings)
 record(alpha_us=1e6 * line.alpha, beta_ns=1e9 * line.beta, gb_per_second=1e-9 / line.beta)
 rows = []
 for timing in timings:

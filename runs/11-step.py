@@ -391,7 +391,7 @@ def layers_of_training(model: nn.Module, compute: float) -> list[Layer]:
 
 def samples_per_second(row: measurements.Row, stolen: float) -> float:
     model, gpus, batch = row["model"], row["gpus"], row["batch_per_gpu"]
-    link = curve_of(LINKS[row["link_between_nodes"]]).fit()
+    link = curve_of(LINKS[row["link_between_nodes"]]).link()
     own = layers_of_training(TENSORS[model], batch / on_one[model])
     merged = buckets(own) if row["method"] == "MG-WFBP" else None
     step = simulate(own, lambda size: link.all_reduce_seconds(size, gpus), merged, stolen=stolen)
@@ -520,7 +520,7 @@ weight, bias = (parameter.nbytes for parameter in nn.Linear(*FEATURES, device="m
 own_layers = [
     Layer(forward / LAYERS, (whole - forward) / LAYERS, [weight, bias]) for _ in range(LAYERS)
 ]
-own_link = network.fit(
+own_link = network.fit_table(
     list(all_reduces), [seconds for seconds, _ in all_reduces.values()], WORLD_SIZE
 ).all_reduce_seconds
 stolen = min(1.0, all_reduces[CAP_MIB * MIB][1])

@@ -19,7 +19,7 @@ from instruments.simulator import COMMUNICATION, COMPUTE, AllReduce, Layer, Step
 
 TOKENS, REACHED = 8192, 0.4  # on each rank; of the chip's peak
 FLOPS = REACHED * peak_flops("NVIDIA H100 80GB HBM3")
-LINK: AllReduce = curve_of("h100_8gpu").fit().all_reduce_seconds
+LINK: AllReduce = curve_of("h100_8gpu").link().all_reduce_seconds
 
 
 def layer_of(module: nn.Module, multiplies: bool = True) -> Layer:

@@ -1,7 +1,6 @@
-"""Time a step under each DDP in turn: `python -m instruments.bench_ddp --millions 5 25`."""
+"""Time a step under each DDP in turn: `python -m instruments.bench_ddp`."""
 
 import argparse
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from instruments.backend import backend_of
+from instruments.clock import clock, slowest
 from miniddp.ddp import DistributedDataParallel
 from miniddp.launch import run_ranks
 from miniddp.naive import SimpleDDP
@@ -18,6 +19,8 @@ from miniddp.process import device
 VOCABULARY = 2000
 SHAPES = {5: (256, 5), 25: (512, 7)}
 """Millions of parameters, roughly: width and number of layers of the transformer."""
+
+WARM_UP_ROUNDS = 3
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "torch": nn.parallel.DistributedDataParallel,
@@ -31,6 +34,7 @@ class Steps:
     """Training steps under one wrapper, in seconds each, of the slowest rank."""
 
     wrapper: str
+    backend: str
     parameters: int
     rounds: tuple[float, ...]
 
@@ -40,7 +44,7 @@ class Steps:
 
 
 class Transformer(nn.Module):
-    """Embedding, encoder layers and a head; without dropout, so that every step does the same."""
+    """Embedding, encoder layers, a head; no dropout: every step does the same."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -61,16 +65,32 @@ class Transformer(nn.Module):
         return logits
 
 
-def bench(ranks: int, millions: int, rounds: int = 20, sequences: int = 4) -> list[Steps]:
-    """Time steps of a transformer of 5 or 25 million parameters on `ranks` local processes.
+def bench(
+    ranks: int, millions: int, rounds: int = 20, sequences: int = 4
+) -> list[Steps]:
+    """Time steps of a transformer of 5 or 25 million parameters on local processes.
 
-    Each rank takes `sequences` sequences of 64 tokens. Every round runs each wrapper once, in an
-    order that rotates, in one process group.
+    Each of the `ranks` takes `sequences` sequences of 64 tokens on its device, over
+    NCCL if each has a GPU of its own. Every round runs each wrapper once, in an order
+    that rotates, in one process group.
     """
-    return list(run_ranks(measure, ranks, millions, rounds, sequences, timeout=900)[0])
+    backend = backend_of(ranks)
+    results = run_ranks(
+        measure,
+        ranks,
+        backend,
+        millions,
+        rounds,
+        sequences,
+        backend=backend,
+        timeout=900,
+    )
+    return list(results[0])
 
 
-def measure(rank: int, millions: int, rounds: int, sequences: int) -> list[Steps]:
+def measure(
+    rank: int, backend: str, millions: int, rounds: int, sequences: int
+) -> list[Steps]:
     width, layers = SHAPES[millions]
     torch.manual_seed(rank)
     tokens = torch.randint(VOCABULARY, (sequences, 64), device=device())
@@ -79,42 +99,34 @@ def measure(rank: int, millions: int, rounds: int, sequences: int) -> list[Steps
         torch.manual_seed(0)
         models[name] = wrap(Transformer(width, layers).to(device()))
     optimizers = {
-        name: torch.optim.SGD(model.parameters(), lr=0.01) for name, model in models.items()
+        name: torch.optim.SGD(model.parameters(), lr=0.01)
+        for name, model in models.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in models}
     names = list(models)
-    warm_up = 3
-    for number in range(warm_up + rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+    for number in range(WARM_UP_ROUNDS + rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             took = slowest(timed_step(models[name], optimizers[name], tokens))
-            if number >= warm_up:
+            if number >= WARM_UP_ROUNDS:
                 seconds[name].append(took)
-    count = sum(p.numel() for p in models[names[0]].parameters())
-    return [Steps(name, count, tuple(rounds)) for name, rounds in seconds.items()]
+    count = sum(parameter.numel() for parameter in models[names[0]].parameters())
+    return [Steps(name, backend, count, tuple(seconds[name])) for name in names]
 
 
-def timed_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor) -> float:
+def timed_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor
+) -> float:
     dist.barrier()
-    start = now()
+    start = clock()
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    logits = model(tokens).flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, tokens.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     if isinstance(model, SimpleDDP):
         model.sync_gradients()
     optimizer.step()
-    return now() - start
-
-
-def now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def slowest(seconds: float) -> float:
-    longest = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return longest.item()
+    return clock() - start
 
 
 def ratio(steps: Steps, reference: Steps) -> float:
@@ -126,26 +138,33 @@ def report(timings: list[Steps]) -> str:
     """One line per wrapper, then the two ratios."""
     by_name = {steps.wrapper: steps for steps in timings}
     lines = [f"{timings[0].parameters / 1e6:.1f} million parameters"]
-    lines += [f"  {name:<8} {steps.seconds * 1e3:8.1f} ms" for name, steps in by_name.items()]
-    lines += [
-        f"  miniddp / torch  {ratio(by_name['miniddp'], by_name['torch']):.3f}",
-        f"  simple / miniddp {ratio(by_name['simple'], by_name['miniddp']):.3f}",
-    ]
+    for name, steps in by_name.items():
+        lines.append(f"  {name:<8} {steps.seconds * 1e3:8.1f} ms")
+    over_torch = ratio(by_name["miniddp"], by_name["torch"])
+    simple_over = ratio(by_name["simple"], by_name["miniddp"])
+    lines.append(f"  miniddp / torch  {over_torch:.3f}")
+    lines.append(f"  simple / miniddp {simple_over:.3f}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m instruments.bench_ddp", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m instruments.bench_ddp", description=__doc__
+    )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--millions", type=int, nargs="+", choices=list(SHAPES), default=[5, 25])
+    parser.add_argument(
+        "--millions", type=int, nargs="+", choices=list(SHAPES), default=[5, 25]
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--sequences", type=int, default=4)
     options = parser.parse_args()
     if options.ranks < 1 or options.rounds < 1 or options.sequences < 1:
         parser.error("expected at least 1 rank, 1 round and 1 sequence")
     for millions in options.millions:
-        print(f"{options.ranks} ranks over gloo, median of {options.rounds} rounds")
-        print(report(bench(options.ranks, millions, options.rounds, options.sequences)), flush=True)
+        timings = bench(options.ranks, millions, options.rounds, options.sequences)
+        ranks = f"{options.ranks} ranks over {timings[0].backend}"
+        print(f"{ranks}, median of {options.rounds} rounds")
+        print(report(timings), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, out of a trace: regions, kinds of work, communication."""
+"""Where the time of a step goes, out of a trace: regions, work, communication."""
 
 import itertools
 from collections import defaultdict
@@ -26,7 +26,8 @@ LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver")
 class Part(NamedTuple):
     """Seconds per step, and the share (0 to 1) of the step's time.
 
-    `gpu_seconds` of a region: how long the GPU ran the kernels that were launched in it.
+    `gpu_seconds` of a region: how long the GPU ran the kernels that were launched in
+    it.
     """
 
     seconds: float
@@ -38,22 +39,27 @@ class Part(NamedTuple):
 class Breakdown:
     """Where the time of the recorded steps went, on one rank.
 
-    The work is what the GPU ran if it ran anything, else the operators of the process. Two kinds
-    of work at the same time count for both, so that shares may add up to more than 1.
+    The work is what the GPU ran if it ran anything, else the operators of the process.
+    Two kinds of work at the same time count for both, so that shares may add up to
+    more than 1.
 
     Attributes:
         steps: How many steps were recorded.
-        step_seconds: Mean time of a step. A last step that has ended on the CPU, but not on the
-            GPU, ends with its last kernel.
-        regions: By name, in order of appearance. A region inside another counts for both.
-        families: By the names of `instruments.families.FAMILIES`; "idle" is when none of the work
-            ran: Python, the data loader, waiting. Optimizer is all that `Optimizer.step` did.
-        communication: While a collective or a message was under way, waiting for peers included.
+        step_seconds: Mean time of a step. A last step that has ended on the CPU, but
+            not on the GPU, ends with its last kernel.
+        regions: By name, in order of appearance. A region inside another counts for
+            both.
+        families: By the names of `instruments.families.FAMILIES`; "idle" is when none
+            of the work ran: Python, the data loader, waiting. Optimizer is all that
+            `Optimizer.step` did.
+        communication: While a collective or a message was under way, waiting for peers
+            included.
         exposed: The part of that under which no other work ran.
         hidden: The rest of it.
-        gpu_busy: The share of the time (0 to 1) in which the GPU ran anything; None without a GPU.
-        tensor_cores: The share of the kernels' time (0 to 1) in those whose name says that they
-            use tensor cores; None without a GPU.
+        gpu_busy: The share of the time (0 to 1) in which the GPU ran anything; None
+            without a GPU.
+        tensor_cores: The share of the kernels' time (0 to 1) in those whose name says
+            that they use tensor cores; None without a GPU.
     """
 
     rank: int
@@ -69,9 +75,16 @@ class Breakdown:
     tensor_cores: float | None
 
     def rows(self) -> list[tuple[str, str, float, float]]:
-        """A table: kind ("region", "work", "communication"), name, milliseconds per step, share."""
+        """A table: kind, name, milliseconds per step, share of the step.
+
+        The kinds are "region", "work" and "communication".
+        """
         overlap = {"exposed": self.exposed, "hidden": self.hidden}
-        kinds = {"region": self.regions, "work": self.families, "communication": overlap}
+        kinds = {
+            "region": self.regions,
+            "work": self.families,
+            "communication": overlap,
+        }
         return [
             (kind, name, part.seconds * 1e3, part.share)
             for kind, parts in kinds.items()
@@ -84,7 +97,9 @@ def break_down(trace: Trace) -> Breakdown:
 
     Raises `TraceError` if the trace has no steps.
     """
-    steps, kernels, launches = _steps(trace), _kernels(trace), _launches(trace)
+    steps = recorded_steps(trace)
+    kernels = kernels_of(trace)
+    launches = _launches(trace)
     begin = min((event.start for event in steps), default=0.0)
     end = max((event.end for event in (*steps, *kernels)), default=0.0)
     if not steps or begin == end:
@@ -93,38 +108,66 @@ def break_down(trace: Trace) -> Breakdown:
             "record it with a schedule and call step() at the end of each training step"
         )
 
-    def part(intervals: Iterable[Interval], gpu: Iterable[Interval] | None = None) -> Part:
+    def part(
+        intervals: Iterable[Interval], gpu: Iterable[Interval] | None = None
+    ) -> Part:
         seconds = length(intersect(intervals, [(begin, end)]))
         gpu_seconds = None if gpu is None else part(gpu).seconds
         return Part(seconds / len(steps), seconds / (end - begin), gpu_seconds)
 
     def launched_in(intervals: Sequence[Interval]) -> list[Interval]:
-        return [kernel.interval for kernel in kernels if _launched_in(intervals, kernel, launches)]
+        return [
+            kernel.interval
+            for kernel in kernels
+            if _launched_in(intervals, kernel, launches)
+        ]
 
+    regions = {}
+    for name, intervals in region_spans(trace).items():
+        regions[name] = part(intervals, launched_in(intervals) if kernels else None)
     spans = kernel_families(trace, launches) if kernels else operator_families(trace)
     communication = spans[COMMUNICATION]
-    work = [interval for name in spans if name != COMMUNICATION for interval in spans[name]]
+    work = work_of(spans)
     spans["idle"] = subtract([(begin, end)], [*work, *communication])
+    busy = [kernel.interval for kernel in kernels]
     return Breakdown(
         rank=trace.rank,
         world_size=trace.world_size,
         steps=len(steps),
         step_seconds=(end - begin) / len(steps),
-        regions={
-            name: part(intervals, launched_in(intervals) if kernels else None)
-            for name, intervals in region_spans(trace).items()
-        },
+        regions=regions,
         families={name: part(intervals) for name, intervals in spans.items()},
         communication=part(communication),
         exposed=part(subtract(communication, work)),
         hidden=part(intersect(communication, work)),
-        gpu_busy=part(kernel.interval for kernel in kernels).share if kernels else None,
+        gpu_busy=part(busy).share if kernels else None,
         tensor_cores=tensor_core_share(kernels),
     )
 
 
+def recorded_steps(trace: Trace) -> list[Event]:
+    """The steps that the profiler recorded, in their order."""
+    return [
+        event for event in _annotations(trace) if event.name.startswith("ProfilerStep#")
+    ]
+
+
+def kernels_of(trace: Trace) -> list[Event]:
+    """What the GPU ran: kernels, copies and fills."""
+    return [event for event in trace.events if event.category in GPU_CATEGORIES]
+
+
+def work_of(families: Spans) -> list[Interval]:
+    """When anything but communication ran."""
+    work: list[Interval] = []
+    for name, intervals in families.items():
+        if name != COMMUNICATION:
+            work += intervals
+    return work
+
+
 def region_spans(trace: Trace) -> Spans:
-    """When the training loop was in each region; an annotation that is an identifier is one."""
+    """When the loop was in each region: an annotation that is an identifier."""
     threads = _loop_threads(trace)
     spans: Spans = defaultdict(list)
     for event in _annotations(trace):
@@ -134,21 +177,31 @@ def region_spans(trace: Trace) -> Spans:
 
 
 def kernel_families(trace: Trace, launches: Mapping[int, float]) -> Spans:
-    """When the GPU ran kernels of each family, and when gloo sent messages from the host."""
-    optimizer = [event.interval for event in _annotations(trace) if family(event.name) == OPTIMIZER]
+    """When the GPU ran kernels of each family.
+
+    Communication is also when gloo sent messages from the host.
+    """
+    optimizer = [
+        event.interval
+        for event in _annotations(trace)
+        if family(event.name) == OPTIMIZER
+    ]
     spans: Spans = {name: [] for name in FAMILIES}
     spans[COMMUNICATION] = [event.interval for event in _gloo(trace)]
-    for kernel in _kernels(trace):
-        name = OPTIMIZER if _launched_in(optimizer, kernel, launches) else family(kernel.name)
+    for kernel in kernels_of(trace):
+        name = family(kernel.name)
+        if _launched_in(optimizer, kernel, launches):
+            name = OPTIMIZER
         spans[name].append(kernel.interval)
     return spans
 
 
 def operator_families(trace: Trace) -> Spans:
-    """When the process ran operators of each family, on any thread, and when gloo sent messages.
+    """When the process ran operators of each family, on any thread.
 
-    The outermost operator whose name tells its family counts as a whole. What gloo's own threads
-    run is part of a message.
+    Communication is also when gloo sent messages. The outermost operator whose name
+    tells its family counts as a whole. What gloo's own threads run is part of a
+    message.
     """
     gloo_threads = {event.thread for event in _gloo(trace)} - _loop_threads(trace)
     everything: list[Interval] = []
@@ -156,7 +209,8 @@ def operator_families(trace: Trace) -> Spans:
     spans: Spans = {name: [] for name in FAMILIES}
     for event in trace.events:
         name = family(event.name)
-        if (event.category != "cpu_op" and name != OPTIMIZER) or event.thread in gloo_threads:
+        is_operator = event.category == "cpu_op" or name == OPTIMIZER
+        if not is_operator or event.thread in gloo_threads:
             continue
         everything.append(event.interval)
         if name != OTHER and event.start >= told_until[event.thread]:
@@ -168,10 +222,19 @@ def operator_families(trace: Trace) -> Spans:
 
 
 def tensor_core_share(kernels: Sequence[Event]) -> float | None:
-    """The share of the kernels' time (0 to 1) in those that use tensor cores; None without any."""
-    kernels = [event for event in kernels if event.category == "kernel"]
-    total = sum(event.end - event.start for event in kernels)
-    used = sum(event.end - event.start for event in kernels if uses_tensor_cores(event.name))
+    """The share of the kernels' time (0 to 1) in those that use tensor cores.
+
+    None without any kernel.
+    """
+    total = 0.0
+    used = 0.0
+    for event in kernels:
+        if event.category != "kernel":
+            continue
+        seconds = event.end - event.start
+        total += seconds
+        if uses_tensor_cores(event.name):
+            used += seconds
     return used / total if total else None
 
 
@@ -179,20 +242,12 @@ def _annotations(trace: Trace) -> list[Event]:
     return [event for event in trace.events if event.category == "user_annotation"]
 
 
-def _steps(trace: Trace) -> list[Event]:
-    return [event for event in _annotations(trace) if event.name.startswith("ProfilerStep#")]
-
-
 def _loop_threads(trace: Trace) -> set[str]:
-    return {event.thread for event in _steps(trace)}
+    return {event.thread for event in recorded_steps(trace)}
 
 
 def _gloo(trace: Trace) -> list[Event]:
     return [event for event in _annotations(trace) if event.name.startswith("gloo:")]
-
-
-def _kernels(trace: Trace) -> list[Event]:
-    return [event for event in trace.events if event.category in GPU_CATEGORIES]
 
 
 def _launches(trace: Trace) -> dict[int, float]:
@@ -207,5 +262,7 @@ def _launches(trace: Trace) -> dict[int, float]:
 def _launched_in(
     intervals: Iterable[Interval], kernel: Event, launches: Mapping[int, float]
 ) -> bool:
-    moment = launches.get(kernel.launch, -1.0) if kernel.launch is not None else -1.0
+    if kernel.launch is None or kernel.launch not in launches:
+        return False
+    moment = launches[kernel.launch]
     return any(start <= moment < end for start, end in intervals)

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from miniddp.process import device
 
@@ -13,6 +14,16 @@ def clock() -> float:
     if device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def slowest(seconds: float) -> float:
+    """The largest of what the ranks pass: a step ends with its slowest rank.
+
+    Every rank of the default process group has to call it.
+    """
+    longest = torch.tensor(seconds, dtype=torch.float64, device=device())
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return longest.item()
 
 
 def now() -> Any:

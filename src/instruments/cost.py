@@ -1,9 +1,9 @@
 """What communication costs before anyone measures it: bytes and seconds.
 
-Pure functions of three numbers: the bytes S of a tensor, the number of ranks N, and the `Link`
-between two ranks. A message of S bytes takes alpha + S beta seconds (Hockney, "The communication
-challenge for MPP", 1994). Nodes of GPUs, and tables that others measured, are in
-`instruments.network`.
+Pure functions of three numbers: the bytes S of a tensor, the number of ranks N, and
+the `Link` between two ranks. A message of S bytes takes alpha + S beta seconds
+(Hockney, "The communication challenge for MPP", 1994). Nodes of GPUs, and tables that
+others measured, are in `instruments.network`.
 
 Every function raises `ValueError` for a negative amount or for fewer ranks than one.
 """
@@ -16,7 +16,7 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one rank to the next: `alpha` seconds per message, `beta` seconds per byte."""
+    """From one rank to the next: `alpha` seconds per message, `beta` per byte."""
 
     alpha: float
     beta: float
@@ -34,11 +34,13 @@ def check_amounts(**amounts: float) -> None:
     """Raise `ValueError` naming the first amount that is negative or not finite."""
     for name, amount in amounts.items():
         if not (math.isfinite(amount) and amount >= 0):
-            raise ValueError(f"{name} must be a finite number of at least 0, not {amount!r}")
+            raise ValueError(
+                f"{name} must be a finite number of at least 0, not {amount!r}"
+            )
 
 
 def check_counts(**counts: int) -> None:
-    """Raise `ValueError` naming the first count that is not an integer of at least 1."""
+    """Raise `ValueError` naming the first count that is no integer of at least 1."""
     for name, count in counts.items():
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be an integer of at least 1, not {count!r}")
@@ -48,7 +50,10 @@ def check_counts(**counts: int) -> None:
 
 
 def ring_reduce_scatter_bytes(num_bytes: float, world_size: int) -> float:
-    """(N - 1) / N S bytes: all chunks but one. Where N does not divide, the mean over the ranks."""
+    """(N - 1) / N S bytes: all chunks but one.
+
+    Where N does not divide, the mean over the ranks.
+    """
     check_amounts(num_bytes=num_bytes)
     check_counts(world_size=world_size)
     return num_bytes * (world_size - 1) / world_size
@@ -72,17 +77,21 @@ def root_all_reduce_bytes(num_bytes: float, world_size: int, rank: int) -> float
 
 
 def tree_all_reduce_bytes(num_bytes: float, world_size: int, rank: int) -> float:
-    """Once to the parent, then once to each child of the binomial tree with rank 0 at its root.
+    """Once to the parent, then once to each child.
 
-    The children of rank r are r + 1, r + 2, r + 4, … below r's own lowest bit, which leads to its
-    parent (Thakur, Rabenseifner and Gropp, IJHPCA 2005).
+    The tree is binomial, with rank 0 at its root. The children of rank r are r + 1,
+    r + 2, r + 4, … below r's own lowest bit, which leads to its parent (Thakur,
+    Rabenseifner and Gropp, IJHPCA 2005).
     """
     check_amounts(num_bytes=num_bytes)
     _check_rank(rank, world_size)
     lowest_bit = rank & -rank if rank else world_size
     powers = [1 << bit for bit in range(world_size.bit_length())]
-    children = [power for power in powers if power < lowest_bit and rank + power < world_size]
-    return num_bytes * (len(children) + (rank > 0))
+    children = [
+        power for power in powers if power < lowest_bit and rank + power < world_size
+    ]
+    parents = 0 if rank == 0 else 1
+    return num_bytes * (parents + len(children))
 
 
 def _check_rank(rank: int, world_size: int) -> None:
@@ -111,7 +120,7 @@ def ring_all_reduce_seconds(num_bytes: float, world_size: int, link: Link) -> fl
 
 
 def root_all_reduce_seconds(num_bytes: float, world_size: int, link: Link) -> float:
-    """2 (N - 1) (alpha + S beta): N - 1 tensors come in to rank 0, then N - 1 go out."""
+    """2 (N - 1) (alpha + S beta): N - 1 tensors come to rank 0, then N - 1 go out."""
     check_counts(world_size=world_size)
     return 2 * (world_size - 1) * link.seconds(num_bytes)
 
@@ -119,8 +128,8 @@ def root_all_reduce_seconds(num_bytes: float, world_size: int, link: Link) -> fl
 def tree_all_reduce_seconds(num_bytes: float, world_size: int, link: Link) -> float:
     """2 ⌈log2 N⌉ (alpha + S beta): the whole tensor up a binomial tree and down again.
 
-    Thakur, Rabenseifner and Gropp, IJHPCA 2005. NCCL cuts the tensor into pieces that follow each
-    other through two trees, so that its beta term does not grow with N.
+    Thakur, Rabenseifner and Gropp, IJHPCA 2005. NCCL cuts the tensor into pieces that
+    follow each other through two trees, so that its beta term does not grow with N.
     """
     check_counts(world_size=world_size)
     return 2 * (world_size - 1).bit_length() * link.seconds(num_bytes)
@@ -140,11 +149,11 @@ def algorithm_bandwidth(num_bytes: float, seconds: float) -> float:
 def bus_bandwidth(
     num_bytes: float, seconds: float, world_size: int, collective: str = "all_reduce"
 ) -> float:
-    """Algorithm bandwidth times the part of S that a link must carry, in bytes per second.
+    """Algorithm bandwidth times the part of S that a link must carry, bytes per second.
 
-    The factor is 2 (N - 1) / N for all_reduce, (N - 1) / N for reduce_scatter and all_gather, 1
-    for broadcast and reduce, so that the result can be compared with the hardware's bandwidth,
-    whatever N is (nccl-tests, doc/PERFORMANCE.md).
+    The factor is 2 (N - 1) / N for all_reduce, (N - 1) / N for reduce_scatter and
+    all_gather, 1 for broadcast and reduce, so that the result can be compared with the
+    hardware's bandwidth, whatever N is (nccl-tests, doc/PERFORMANCE.md).
     """
     check_counts(world_size=world_size)
     part = (world_size - 1) / world_size
@@ -156,44 +165,59 @@ def bus_bandwidth(
         "reduce": 1.0,
     }
     if collective not in factors:
-        raise ValueError(f"collective must be one of {', '.join(factors)}, not {collective!r}")
+        raise ValueError(
+            f"collective must be one of {', '.join(factors)}, not {collective!r}"
+        )
     return algorithm_bandwidth(num_bytes, seconds) * factors[collective]
 
 
-def fit(num_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """The link whose messages come closest to measured ones: the least sum of relative errors.
+def fit_link(num_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """The link whose messages come closest to measured ones.
 
-    Relative, so that a small message, which shows alpha, counts as much as a large one, which
-    shows beta. Not squared, so that a few times that something disturbed change nothing: the best
-    line goes through two of the points, or through one with an alpha or a beta of 0, and the others
-    pull at it only by which side they are on. Neither alpha nor beta becomes negative. Raises
-    `ValueError` for fewer than two different sizes.
+    Closest is the least sum of relative errors. Relative, so that a small message,
+    which shows alpha, counts as much as a large one, which shows beta. Not squared, so
+    that a few times that something disturbed change nothing: the best line goes through
+    two of the points, or through one with an alpha or a beta of 0, and the others pull
+    at it only by which side they are on. Neither alpha nor beta becomes negative.
+    Raises `ValueError` for fewer than two different sizes.
     """
     if len(num_bytes) != len(seconds) or len(set(num_bytes)) < 2:
         raise ValueError(
-            f"fit needs one time per size and two different sizes at least, not {len(num_bytes)} "
-            f"sizes ({len(set(num_bytes))} different) and {len(seconds)} times"
+            "fit_link needs one time per size and two different sizes at least, not "
+            f"{len(num_bytes)} sizes ({len(set(num_bytes))} different) and "
+            f"{len(seconds)} times"
         )
     check_amounts(smallest_size=min(num_bytes))
     if not min(seconds) > 0:
-        raise ValueError(f"every time must be more than 0 seconds, not {min(seconds)!r}")
+        raise ValueError(
+            f"every time must be more than 0 seconds, not {min(seconds)!r}"
+        )
     points = list(zip(num_bytes, seconds, strict=True))
     lines = [Link(time, 0.0) for _, time in points]
     lines += [Link(0.0, time / size) for size, time in points if size]
     for (left, early), (right, late) in combinations(sorted(points), 2):
-        beta = (late - early) / (right - left) if right > left else -1.0
-        if beta >= 0 and (alpha := early - left * beta) >= 0:
+        if left == right or late < early:
+            continue
+        beta = (late - early) / (right - left)
+        alpha = early - left * beta
+        if alpha >= 0:
             lines.append(Link(alpha, beta))
-    return min(lines, key=lambda line: sum(abs(line.seconds(s) - t) / t for s, t in points))
+
+    def relative_errors(line: Link) -> float:
+        return sum(abs(line.seconds(size) - time) / time for size, time in points)
+
+    return min(lines, key=relative_errors)
 
 
 def fit_ring_all_reduce(
     num_bytes: Sequence[float], seconds: Sequence[float], world_size: int
 ) -> Link:
-    """The link for which `ring_all_reduce_seconds` comes closest to measured all-reduces."""
+    """The link of `ring_all_reduce_seconds` that comes closest to measured times."""
     check_counts(world_size=world_size)
     if world_size == 1:
-        raise ValueError("an all-reduce of one rank uses no link: measure two ranks at least")
-    whole = fit(num_bytes, seconds)
+        raise ValueError(
+            "an all-reduce of one rank uses no link: measure two ranks at least"
+        )
+    whole = fit_link(num_bytes, seconds)
     steps = 2 * (world_size - 1)
     return Link(whole.alpha / steps, whole.beta * world_size / steps)

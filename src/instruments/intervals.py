@@ -1,7 +1,7 @@
 """Sets of moments: unions, intersections and differences of intervals of time.
 
-An interval is a pair `(start, end)`. Every function takes intervals in any order, overlapping or
-empty, and returns disjoint ones in order, none of them empty.
+An interval is a pair `(start, end)`. Every function takes intervals in any order,
+overlapping or empty, and returns disjoint ones in order, none of them empty.
 """
 
 from collections.abc import Iterable
@@ -24,11 +24,14 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def intersect(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
     """The moments in an interval of each."""
-    left, right = union(first), union(second)
+    left = union(first)
+    right = union(second)
     common: list[Interval] = []
-    i = j = 0
+    i = 0
+    j = 0
     while i < len(left) and j < len(right):
-        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        start = max(left[i][0], right[j][0])
+        end = min(left[i][1], right[j][1])
         if start < end:
             common.append((start, end))
         if left[i][1] < right[j][1]:

@@ -32,9 +32,11 @@ logger = logging.getLogger(__name__)
 class Schedule:
     """Which steps are recorded: `torch.profiler.schedule`, as data.
 
-    The first `skip_first` steps are skipped. Then a cycle waits, warms up (the profiler runs, its
-    events are thrown away) and records `active` steps. `repeat` is the number of cycles, not of
-    repetitions: 1 records once, 0 goes on to the end. With the defaults steps 8 to 12 are recorded,
+    The first `skip_first` steps are skipped. Then a cycle waits, warms up (the
+    profiler runs, its events are thrown away) and records `active` steps. `repeat` is
+    the number of cycles, not of
+    repetitions: 1 records once, 0 goes on to the end. With the defaults steps 8 to 12
+        are recorded,
     counted from 0, and nothing after them.
     """
 
@@ -48,18 +50,23 @@ class Schedule:
         for name, value in vars(self).items():
             least = 1 if name == "active" else 0
             if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+                raise ValueError(
+                    f"{name} must be an integer of at least {least}, not {value!r}"
+                )
 
     def phase(self, step: int) -> Phase:
         """What the profiler does in a step; steps count from 0."""
         if step < self.skip_first:
             return "skip"
-        cycle, place = divmod(step - self.skip_first, self.wait + self.warmup + self.active)
+        length = self.wait + self.warmup + self.active
+        cycle, step_of_cycle = divmod(step - self.skip_first, length)
         if self.repeat and cycle >= self.repeat:
             return "done"
-        if place < self.wait:
+        if step_of_cycle < self.wait:
             return "wait"
-        return "warmup" if place < self.wait + self.warmup else "record"
+        if step_of_cycle < self.wait + self.warmup:
+            return "warmup"
+        return "record"
 
     def recorded(self, steps: int) -> list[int]:
         """The steps, out of a training of so many, that are recorded."""
@@ -71,12 +78,13 @@ class Schedule:
 
 
 class Profiler:
-    """`torch.profiler.profile` for a training loop: a context, and a `step()` at the end of a step.
+    """`torch.profiler.profile` for a loop that says `step()` after each training step.
 
-    Each cycle of the schedule becomes a file `rank0.<next step>.pt.trace.json.gz` in `folder`;
-    `traces` lists those of this rank. Rank 0 alone records, or `all_ranks`, each its own file.
-    `record_shapes`, `profile_memory`, `with_stack` and `with_flops` are torch's. A trace that
-    cannot be written is an error in the log: training goes on.
+    Each cycle of the schedule becomes a file `rank0.<next step>.pt.trace.json.gz` in
+    `folder`; `traces` lists those of this rank. Rank 0 alone records, or `all_ranks`,
+    each its own file. `record_shapes`, `profile_memory`, `with_stack` and `with_flops`
+    are torch's. A trace that cannot be written is an error in the log: training goes
+    on.
 
     Raises `OSError` on every rank if the folder cannot be made.
     """
@@ -124,11 +132,12 @@ class Profiler:
         steps = self._profile.step_num
         self._profile.__exit__(kind, error, traceback)
         if not self.schedule.recorded(steps):
+            begin = self.schedule.skip_first + self.schedule.wait + self.schedule.warmup
             logger.warning(
-                "no step was profiled: training ended after %d, recording would have begun "
-                "after %d (skip_first + wait + warmup)",
+                "no step was profiled: training ended after %d, recording would have "
+                "begun after %d (skip_first + wait + warmup)",
                 steps,
-                self.schedule.skip_first + self.schedule.wait + self.schedule.warmup,
+                begin,
             )
 
     def step(self) -> None:
@@ -144,19 +153,23 @@ class Profiler:
             self.traces.append(unfinished.replace(self.folder / name))
         except OSError as error:
             unfinished.unlink(missing_ok=True)
-            logger.error("cannot write the trace %s: %s", self.folder / name, error.strerror)
+            logger.error(
+                "cannot write the trace %s: %s", self.folder / name, error.strerror
+            )
 
 
 def _activities() -> list[ProfilerActivity]:
-    gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    return [ProfilerActivity.CPU, *gpu]
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return activities
 
 
 def region(name: str) -> record_function:
-    """A context whose time shows up in a trace under `name`, such as those of `REGIONS`.
+    """A context whose time shows in a trace under `name`, such as one of `REGIONS`.
 
-    Raises `ValueError` unless the name is an identifier: `instruments.trace` tells regions from
-    torch's own annotations by that.
+    Raises `ValueError` unless the name is an identifier: `instruments.trace` tells
+    regions from torch's own annotations by that.
     """
     if not name.isidentifier():
         raise ValueError(f"the name of a region must be an identifier, not {name!r}")

@@ -1,8 +1,9 @@
-"""A training step in time, before anybody has a cluster: layers, buckets, two streams and a link.
+"""A training step in time, before anybody has a cluster.
 
-A rank computes on one stream and communicates on another. All ranks do the same at the same time,
-so one of them stands for all. What the link costs is a function of the caller: any callable that
-gives the seconds of an all-reduce of so many bytes, a model's or a table's.
+A rank computes on one stream and communicates on another. All ranks do the same at the
+same time, so one of them stands for all. What the link costs is a function of the
+caller: any callable that gives the seconds of an all-reduce of so many bytes, a
+model's or a table's.
 """
 
 from collections import deque
@@ -16,13 +17,14 @@ import numpy as np
 from instruments.cost import check_amounts, check_counts
 from miniddp.bucket import MIB, plan_buckets
 
-COMPUTE, COMMUNICATION = "compute", "communication"
+COMPUTE = "compute"
+COMMUNICATION = "communication"
 
 AllReduce = Callable[[float], float]
 """Seconds in which the ranks all-reduce so many bytes."""
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
-"""So many draws from a distribution: `lambda generator, n: generator.normal(1, 0.02, n)`."""
+"""So many draws from a distribution, such as `np.random.Generator.standard_normal`."""
 
 
 class Span(NamedTuple):
@@ -35,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Seconds of a layer's forward and backward in a micro-batch, and the bytes of its gradients.
+    """What a layer does in a micro-batch: seconds of both passes, bytes of gradients.
 
     Autograd has all gradients of a layer when its backward ends.
     """
@@ -70,7 +72,8 @@ class Step:
     @property
     def communication(self) -> float:
         """Seconds for which the link was in use."""
-        return sum(span.end - span.start for span in self.spans if span.stream == COMMUNICATION)
+        messages = [span for span in self.spans if span.stream == COMMUNICATION]
+        return sum(message.end - message.start for message in messages)
 
 
 class Streams:
@@ -79,7 +82,8 @@ class Streams:
     def __init__(self, stolen: float) -> None:
         self.stolen = stolen
         self.spans: list[Span] = []
-        self.computed = self.arrived = 0.0
+        self.computed = 0.0
+        self.arrived = 0.0
 
     def compute(self, name: str, seconds: float) -> None:
         """Compute next what takes `seconds` while nothing travels."""
@@ -87,7 +91,8 @@ class Streams:
         slowed = travelling * self.stolen
         if seconds < travelling - slowed:  # done before all that was sent has arrived
             slowed = seconds * self.stolen / (1 - self.stolen)
-        start, self.computed = self.computed, self.computed + seconds + slowed
+        start = self.computed
+        self.computed = start + seconds + slowed
         self.spans.append(Span(COMPUTE, name, start, self.computed))
 
     def send(self, name: str, seconds: float) -> None:
@@ -110,17 +115,20 @@ def simulate(
 ) -> Step:
     """Simulate a step of a model whose `layers` are given in the order of forward.
 
-    Gradients are numbered through all layers. `plan` says which of them travel together, and in
-    which order (`buckets`); without it each travels alone, the last one first. A bucket is sent
-    when its gradients are there and the bucket before it has arrived (Li et al., VLDB 2020,
-    section 3.2). With `overlapped=False` all wait for the end of backward. Of several
-    `micro_batches` the last one sends, as with `no_sync`.
+    Gradients are numbered through all layers. `plan` says which of them travel
+    together, and in which order (`buckets`); without it each travels alone, the last
+    one first. A bucket is sent when its gradients are there and the bucket before it
+    has arrived (Li et al., VLDB 2020, section 3.2). With `overlapped=False` all wait
+    for the end of backward. Of several `micro_batches` the last one sends, as with
+    `no_sync`.
 
-    While a bucket travels, compute loses the part `stolen` (0 to 1) of its speed: NCCL's kernels
-    occupy multiprocessors, gloo's threads cores. `slowest` is the compute of the slowest rank over
-    that of a usual one (`expected_maximum`): no bucket leaves before that rank has its part.
+    While a bucket travels, compute loses the part `stolen` (0 to 1) of its speed:
+    NCCL's kernels occupy multiprocessors, gloo's threads cores. `slowest` is the
+    compute of the slowest rank over that of a usual one (`expected_maximum`): no
+    bucket leaves before that rank has its part.
 
-    Raises `ValueError` for a negative amount, or a plan that does not hold every gradient once.
+    Raises `ValueError` for a negative amount, or a plan that does not hold every
+    gradient once.
     """
     check_counts(micro_batches=micro_batches)
     sizes = _gradient_bytes(layers)
@@ -133,7 +141,8 @@ def simulate(
     def send_full_buckets(made_from: int) -> None:
         while unsent and all(i >= made_from for i in unsent[0][1]):
             number, bucket = unsent.popleft()
-            streams.send(f"bucket {number}", all_reduce(sum(sizes[i] for i in bucket)))
+            num_bytes = sum(sizes[i] for i in bucket)
+            streams.send(f"bucket {number}", all_reduce(num_bytes))
 
     firsts = [0, *accumulate(len(layer.gradient_bytes) for layer in layers)]
     for number in range(1, micro_batches + 1):
@@ -151,30 +160,39 @@ def simulate(
 def buckets(
     layers: Sequence[Layer], cap_bytes: int = 25 * MIB, first_cap_bytes: int = MIB
 ) -> list[list[int]]:
-    """The buckets of DDP for these layers: filled from the last gradient to the first."""
+    """The buckets of DDP for these layers, filled from the last gradient on."""
     sizes = _gradient_bytes(layers)
-    order = range(len(sizes))[::-1]
-    return plan_buckets(sizes, [None] * len(sizes), order, cap_bytes, first_cap_bytes)
+    last_first = range(len(sizes))[::-1]
+    kinds = [None] * len(sizes)
+    return plan_buckets(sizes, kinds, last_first, cap_bytes, first_cap_bytes)
 
 
-def even_layers(bucket_bytes: Sequence[int], forward: float, backward: float) -> list[Layer]:
+def even_layers(
+    bucket_bytes: Sequence[int], forward: float, backward: float
+) -> list[Layer]:
     """Layers that fill one bucket each, if compute makes as many bytes in every second.
 
-    `bucket_bytes` stand in the order in which backward fills them; `forward` and `backward` are
-    seconds of all layers together. Raises `ValueError` if there are no bytes at all.
+    `bucket_bytes` stand in the order in which backward fills them; `forward` and
+    `backward` are seconds of all layers together. Raises `ValueError` if there are no
+    bytes at all.
     """
     total = sum(bucket_bytes)
     if total <= 0:
-        raise ValueError(f"there must be bytes in some bucket, not {list(bucket_bytes)!r}")
-    shares = [(size, size / total) for size in reversed(bucket_bytes)]
-    return [Layer(forward * share, backward * share, [size]) for size, share in shares]
+        raise ValueError(
+            f"there must be bytes in some bucket, not {list(bucket_bytes)!r}"
+        )
+    layers = []
+    for size in reversed(bucket_bytes):
+        share = size / total
+        layers.append(Layer(forward * share, backward * share, [size]))
+    return layers
 
 
 def expected_maximum(draw: Draw, count: int, seed: int = 0, trials: int = 200) -> float:
     """The mean over `trials` of the largest of `count` draws.
 
-    Where `draw` gives a rank's compute, 1 for a usual one, this is that of the slowest of `count`
-    ranks, for `simulate(slowest=…)`.
+    Where `draw` gives a rank's compute, 1 for a usual one, this is that of the slowest
+    of `count` ranks, for `simulate(slowest=…)`.
     """
     check_counts(count=count, trials=trials)
     generator = np.random.default_rng(seed)
@@ -192,11 +210,16 @@ def _check(
     stolen: float,
     slowest: float,
 ) -> None:
-    check_amounts(stolen=stolen, slowest=slowest, smallest_gradient=min(sizes, default=0))
+    check_amounts(
+        stolen=stolen, slowest=slowest, smallest_gradient=min(sizes, default=0)
+    )
     for i, layer in enumerate(layers):
-        names = {f"forward of layer {i}": layer.forward, f"backward of layer {i}": layer.backward}
-        check_amounts(**names)
+        check_amounts(**{f"forward of layer {i}": layer.forward})
+        check_amounts(**{f"backward of layer {i}": layer.backward})
     if stolen > 1:
         raise ValueError(f"stolen must be a part from 0 to 1, not {stolen!r}")
-    if sorted(i for bucket in plan for i in bucket) != list(range(len(sizes))):
-        raise ValueError(f"the plan must hold each of the {len(sizes)} gradients once: {plan!r}")
+    planned = sorted(i for bucket in plan for i in bucket)
+    if planned != list(range(len(sizes))):
+        raise ValueError(
+            f"the plan must hold each of the {len(sizes)} gradients once: {plan!r}"
+        )

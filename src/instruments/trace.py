@@ -1,4 +1,4 @@
-"""Read a trace of torch.profiler back as data. `instruments.breakdown` says what it means."""
+"""Read a trace of torch.profiler as data; `instruments.breakdown` explains it."""
 
 import gzip
 import json
@@ -10,16 +10,20 @@ from typing import Any, NamedTuple
 
 from instruments.intervals import Interval
 
+GZIP = b"\x1f\x8b"
+"""How a file that gzip compressed begins."""
+
 
 class TraceError(ValueError):
-    """A file that is no readable trace of training steps: one line that says which and why."""
+    """A file that is no readable trace of training steps: one line, which and why."""
 
 
 class Event(NamedTuple):
-    """Something that took time, from `start` to `end` in seconds since the trace's first event.
+    """Something that took time.
 
-    `thread` is a thread of the process or a stream of the GPU; `launch` the number that a kernel
-    shares with the call that launched it.
+    `start` and `end` are seconds since the trace's first event. `thread` is a thread
+    of the process or a stream of the GPU; `launch` the number that a kernel shares
+    with the call that launched it.
     """
 
     category: str
@@ -47,26 +51,40 @@ def read_trace(path: str | Path) -> Trace:
     """A Chrome trace that torch.profiler wrote, gzip or not. Raises `TraceError`."""
     try:
         data = Path(path).read_bytes()
-        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        rows = [row for row in content["traceEvents"] if row["ph"] == "X" and "cat" in row]
-        zero = min((row["ts"] for row in rows), default=0)
-        events = [_event(row, zero) for row in rows]
-        about = content.get("distributedInfo", {})
-        rank, world_size = int(about.get("rank", 0)), int(about.get("world_size", 1))
+        if data.startswith(GZIP):
+            data = gzip.decompress(data)
+        content = json.loads(data)
+        rows = [
+            row for row in content["traceEvents"] if row["ph"] == "X" and "cat" in row
+        ]
+        first = min((row["ts"] for row in rows), default=0)
+        events = [_event(row, first) for row in rows]
+        group = content.get("distributedInfo", {})
+        rank = int(group.get("rank", 0))
+        world_size = int(group.get("world_size", 1))
     except OSError as error:
         reason = error.strerror or "its compression is damaged"
         raise TraceError(f"cannot read the trace {path}: {reason}") from error
     except (EOFError, zlib.error) as error:
-        raise TraceError(f"cannot read the trace {path}: it is cut off or damaged") from error
+        raise TraceError(
+            f"cannot read the trace {path}: it is cut off or damaged"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path} is not a trace: it does not hold valid JSON") from error
+        raise TraceError(
+            f"{path} is not a trace: it does not hold valid JSON"
+        ) from error
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is not a trace of torch.profiler: {error!r}") from error
-    return Trace(sorted(events, key=lambda event: (event.start, -event.end)), rank, world_size)
+        raise TraceError(
+            f"{path} is not a trace of torch.profiler: {error!r}"
+        ) from error
+    events.sort(key=lambda event: (event.start, -event.end))
+    return Trace(events, rank, world_size)
 
 
-def _event(row: dict[str, Any], zero: float) -> Event:
-    start, seconds = (row["ts"] - zero) * 1e-6, row["dur"] * 1e-6
+def _event(row: dict[str, Any], first: float) -> Event:
+    """A row of the file, in seconds after `first`, which is in its microseconds."""
+    start = (row["ts"] - first) * 1e-6
+    seconds = row["dur"] * 1e-6
     if not isinstance(row["name"], str) or not math.isfinite(start) or not seconds >= 0:
         raise TypeError(f"event {row['name']!r} has no name or no finite time")
     launch = row.get("args", {}).get("correlation")

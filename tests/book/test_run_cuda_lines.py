@@ -131,8 +131,12 @@ def test_times_wait_for_the_gpu(asked: list[str]) -> None:
             Model(), lambda *_: None, []
         ),
         clock.clock,
-        bench_ddp.now,
-        lambda: bench_ring.synchronize(torch.ones(1)),
+        lambda: bench_ring.timed(lambda _: None, torch.ones(1)),
+        lambda: bench_ddp.timed_step(
+            nn.Embedding(4, 4),
+            torch.optim.SGD([nn.Parameter(torch.ones(1))]),
+            torch.tensor([[0, 1]]),
+        ),
     ]
     for number, take in enumerate(timed):
         asked.clear()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instruments.bench_ring import ALGORITHMS, Timing, bench, fit, main, ratio, report
+from instruments.bench_ring import ALGORITHMS, Timing, bench, fit_ring, main, ratio, report
 
 
 def timing(size, rounds, algorithm="ring", ranks=4):
@@ -25,7 +25,8 @@ def test_fit_finds_the_alpha_and_beta_that_made_the_timings(ranks, alpha, beta):
         timing(size, [2 * (ranks - 1) * (alpha + beta * size / ranks)], ranks=ranks)
         for size in (10**4, 10**6, 10**8)
     ]
-    assert fit(timings) == pytest.approx((alpha, beta), rel=1e-6)
+    link = fit_ring(timings)
+    assert (link.alpha, link.beta) == pytest.approx((alpha, beta), rel=1e-6)
 
 
 def test_ratio_compares_round_by_round():
@@ -35,10 +36,11 @@ def test_ratio_compares_round_by_round():
 
 def test_bench_times_every_size_and_algorithm():
     timings = bench(2, [4000, 400_000], rounds=2, algorithms=list(ALGORITHMS))
-    assert [(each.bytes, each.algorithm) for each in timings] == [
+    assert [(timing.bytes, timing.algorithm) for timing in timings] == [
         (size, name) for size in (4000, 400_000) for name in ("ring", "library", "root")
     ]
-    assert all(len(each.rounds) == 2 and min(each.rounds) > 0 for each in timings)
+    assert all(len(timing.rounds) == 2 for timing in timings)
+    assert all(min(timing.rounds) > 0 for timing in timings)
     lines = report(timings).splitlines()
     assert [line.split(":")[0] for line in lines[-2:]] == ["ring", "library"]
     assert len(lines) == 1 + len(timings) + 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from instruments import cost, network, predictions
 from instruments.cost import Link
-from instruments.network import ALGORITHMS, NODES, Network, fit, steps, volume
+from instruments.network import ALGORITHMS, NODES, Network, fit_table, steps, volume
 from instruments.predictions import GIB, MIB
 
 SLOW = Link(1e-5, 1e-9)
@@ -105,9 +105,9 @@ def test_chunks_cost_most_where_latency_and_transfer_are_equal() -> None:
 @given(ANY_SIZE, ANY_NODE, RANKS)
 def test_the_fastest_algorithm_is_chosen(num_bytes: float, node: Network, world_size: int) -> None:
     names = [name for name in ALGORITHMS if name != "switch" or node.switch]
-    each = [node.all_reduce_seconds(num_bytes, world_size, name) for name in names]
-    assert node.all_reduce_seconds(num_bytes, world_size) == min(each)
-    assert (min(each) == 0) is (world_size == 1)
+    fastest = min(node.all_reduce_seconds(num_bytes, world_size, name) for name in names)
+    assert node.all_reduce_seconds(num_bytes, world_size) == fastest
+    assert (fastest == 0) is (world_size == 1)
 
 
 @given(ANY_SIZE, ANY_SIZE, ANY_NODE, RANKS)
@@ -123,9 +123,11 @@ def test_two_levels_lie_between_the_larger_and_the_sum(
     node = Network(8, Link(0, inside), Link(0, card), rails)
     low, high = node.two_level_bounds(num_bytes, world_size)
     assert low <= high <= 2 * low
-    own, nodes = min(8, world_size), max(1, world_size // 8)
-    within = cost.ring_all_reduce_seconds(num_bytes, own, node.inside)
-    between = cost.ring_all_reduce_seconds(num_bytes / own, nodes, Link(0, card * own / rails))
+    per_node = min(8, world_size)
+    nodes = max(1, world_size // 8)
+    within = cost.ring_all_reduce_seconds(num_bytes, per_node, node.inside)
+    share_of_cards = Link(0, card * per_node / rails)
+    between = cost.ring_all_reduce_seconds(num_bytes / per_node, nodes, share_of_cards)
     assert high == pytest.approx(within + between)
     assert low == pytest.approx(max(within, between))
 
@@ -153,7 +155,7 @@ def test_a_link_is_found_at_any_size_and_for_any_number_of_ranks(
 ) -> None:
     """From 1 KiB to 64 TiB in steps of 8, so that bytes rule the last time and alpha the first."""
     link, sizes = Link(alpha, beta), [2**power for power in range(10, 47, 3)]
-    measured = fit(sizes, all_reduces(link, known, sizes), known)
+    measured = fit_table(sizes, all_reduces(link, known, sizes), known)
     exact = cost.ring_all_reduce_seconds(num_bytes, known, link)
     assert measured.all_reduce_seconds(num_bytes) == pytest.approx(exact, rel=1e-6)
     elsewhere = cost.ring_all_reduce_seconds(num_bytes, asked, link)
@@ -164,7 +166,7 @@ def test_a_link_is_found_at_any_size_and_for_any_number_of_ranks(
 def test_time_never_falls_with_the_size(
     times: list[float], a: float, b: float, world_size: int
 ) -> None:
-    measured = fit(DOUBLINGS[: len(times)], times, 8)
+    measured = fit_table(DOUBLINGS[: len(times)], times, 8)
     small, large = sorted((a, b))
     first, second = (measured.all_reduce_seconds(size, world_size) for size in (small, large))
     assert 0 <= first <= second * (1 + 1e-12)
@@ -172,32 +174,32 @@ def test_time_never_falls_with_the_size(
 
 @given(st.lists(st.floats(1e-6, 10), min_size=2, max_size=31))
 def test_a_table_that_never_falls_is_kept(times: list[float]) -> None:
-    measured = fit(DOUBLINGS[: len(times)], sorted(times), 8)
+    measured = fit_table(DOUBLINGS[: len(times)], sorted(times), 8)
     assert measured.seconds == tuple(sorted(times))
 
 
 def test_one_outlier_changes_nothing_else() -> None:
     times = [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert fit(DOUBLINGS[:5], [1.0, 50.0, 3.0, 4.0, 5.0], 8).seconds == (1, 3, 3, 4, 5)
-    assert fit(DOUBLINGS[:5] * 3, [*times, *times, 9.0, 0.1, 90.0, 0.1, 9.0], 8).seconds == (
+    assert fit_table(DOUBLINGS[:5], [1.0, 50.0, 3.0, 4.0, 5.0], 8).seconds == (1, 3, 3, 4, 5)
+    assert fit_table(DOUBLINGS[:5] * 3, [*times, *times, 9.0, 0.1, 90.0, 0.1, 9.0], 8).seconds == (
         1, 2, 3, 4, 5,
     )  # fmt: skip
 
 
 def test_beyond_the_table_the_last_doubling_goes_on() -> None:
-    measured = fit([100, 200, 400], [10.0, 11.0, 15.0], 2)
+    measured = fit_table([100, 200, 400], [10.0, 11.0, 15.0], 2)
     assert measured.all_reduce_seconds(800) == 15 + 400 * 4 / 200
     assert measured.all_reduce_seconds(0) == 9
-    flat = fit([100, 200], [10.0, 10.0], 2)
+    flat = fit_table([100, 200], [10.0, 10.0], 2)
     assert flat.all_reduce_seconds(2000) == 100, "a bandwidth without end is none"
-    steep = fit([100, 200], [10.0, 40.0], 2)
+    steep = fit_table([100, 200], [10.0, 40.0], 2)
     assert steep.all_reduce_seconds(50) == 5
 
 
 def test_other_numbers_of_ranks_follow_the_algorithm() -> None:
     """All of the first time is latency, all that is more in the second is transfer."""
     for algorithm in ALGORITHMS:
-        measured = fit([1, 10**12], [1.0, 1001.0], 8, algorithm)
+        measured = fit_table([1, 10**12], [1.0, 1001.0], 8, algorithm)
         later = steps(algorithm, 4) / steps(algorithm, 8)
         longer = volume(algorithm, 4) / volume(algorithm, 8)
         assert measured.all_reduce_seconds(1, 4) == pytest.approx(later, rel=1e-3)
@@ -226,7 +228,7 @@ def test_every_published_all_reduce_is_predicted() -> None:
 def test_no_size_sees_itself() -> None:
     curve = predictions.curve_of("h100_8gpu")
     changed = replace(curve, seconds=curve.seconds | {GIB: 1.0})
-    honest, same = (predictions.from_other_sizes(each)[GIB] for each in (curve, changed))
+    honest, same = (predictions.from_other_sizes(seen)[GIB] for seen in (curve, changed))
     assert (honest.predicted, same.measured) == (same.predicted, 1.0)
 
 
@@ -237,18 +239,18 @@ def test_predictions_are_within_their_bounds() -> None:
 
 def test_a_set_up_with_a_bound_of_its_own_needs_it_and_its_table_does_not() -> None:
     for setup, bound in predictions.MEDIANS.items():
-        own = predictions.curve_of(setup)
+        table = predictions.curve_of(setup).table
         errors = {
             curve.setup: [
-                abs(each.error)
-                for size, each in predictions.from_other_sizes(curve).items()
+                abs(found.error)
+                for size, found in predictions.from_other_sizes(curve).items()
                 if size >= MIB
             ]
             for curve in predictions.curves()
-            if curve.table == own.table
+            if curve.table == table
         }
         assert predictions.MEDIAN < median(errors[setup]) <= bound
-        together = [error for each in errors.values() for error in each]
+        together = [error for of_setup in errors.values() for error in of_setup]
         assert median(together) <= predictions.MEDIAN
 
 
@@ -256,7 +258,7 @@ def test_a_set_up_with_a_bound_of_its_own_needs_it_and_its_table_does_not() -> N
 def test_infiniband_nodes_that_are_taken_for_a_dgx(setup: str) -> None:
     """From 1 GiB up right to a tenth, but for one table, whose nodes cannot be such."""
     found = predictions.from_hardware(predictions.curve_of(setup))
-    errors = [each.error for size, each in found.items() if size >= GIB]
+    errors = [prediction.error for size, prediction in found.items() if size >= GIB]
     assert len(errors) >= 2
     if setup in predictions.NO_DGX:
         assert max(errors) < -0.35
@@ -273,7 +275,7 @@ def test_what_is_no_dgx_is_faster_than_its_four_cards() -> None:
 
 
 def test_sparse_tables_are_worse() -> None:
-    errors = [abs(each.error) for half in predictions.half_tables() for each in half]
+    errors = [abs(found.error) for half in predictions.half_tables() for found in half]
     broken = [
         half
         for half in predictions.half_tables()
@@ -301,7 +303,7 @@ def test_every_other_size_is_enough(first: int) -> None:
     for curve in predictions.curves():
         sizes = sorted(curve.seconds)
         left_out = [size for size in sizes[1:-1][first::2] if size >= MIB]
-        measured = curve.fit(*left_out)
+        measured = curve.link(*left_out)
         errors += [
             abs(measured.all_reduce_seconds(size) / curve.seconds[size] - 1) for size in left_out
         ]
@@ -316,7 +318,7 @@ def test_the_largest_sizes_are_foreseen() -> None:
     for curve in predictions.curves():
         *known, _, last = sorted(curve.seconds)
         if known[-1] >= 64 * MIB:
-            time = curve.fit(last // 2, last).all_reduce_seconds(last)
+            time = curve.link(last // 2, last).all_reduce_seconds(last)
             errors[curve.table, curve.setup] = abs(time / curve.seconds[last] - 1)
     assert len(errors) > 15
     assert median(errors.values()) < 0.03
@@ -327,7 +329,7 @@ def test_eighteen_trainings_without_overlap() -> None:
     """One GPU's time and the link of the same hosts: 8, 16 and 32 GPUs, three models, two links."""
     found = predictions.plain_training()
     assert len(found) == 18
-    assert max(abs(each.error) for each in found) < 0.10
+    assert max(abs(training.error) for training in found) < 0.10
 
 
 def test_the_parameters_of_the_trainings_are_counted() -> None:
@@ -348,13 +350,13 @@ def test_the_parameters_of_the_trainings_are_counted() -> None:
 
 
 def test_the_switch_explains_what_fewer_gpus_reach() -> None:
-    errors = [abs(each.error) for each in predictions.switch_that_adds()]
+    errors = [abs(found.error) for found in predictions.switch_that_adds()]
     assert len(errors) == 16
     assert max(errors) < 0.07
 
 
 def test_latency_alone_explains_the_decay_but_for_its_end() -> None:
-    by_setup = {each.setup: each.error for each in predictions.playbook()}
+    by_setup = {found.setup: found.error for found in predictions.playbook()}
     assert max(abs(by_setup[f"{gpus} GPUs"]) for gpus in (8, 16, 32, 64)) < 0.02
     assert by_setup["256 GPUs"] == pytest.approx(0.13, abs=0.005)
 
@@ -362,7 +364,7 @@ def test_latency_alone_explains_the_decay_but_for_its_end() -> None:
 def test_neighbouring_sizes_say_what_25_mib_reach() -> None:
     """About half of the peak inside a node, about a fifth across four."""
     for setup, share in (("h100_8gpu", 0.57), ("h200_8gpu", 0.54), ("b200_32gpu", 0.21)):
-        measured = predictions.curve_of(setup).fit()
+        measured = predictions.curve_of(setup).link()
         rates = [size / measured.all_reduce_seconds(size) for size in (25 * MIB, 16 * GIB)]
         assert rates[0] / rates[1] == pytest.approx(share, abs=0.01)
 
@@ -394,11 +396,15 @@ BAD = {
         lambda: Network(8, SLOW).all_reduce_seconds(1, 16)
     ),
     "rails must be an integer of at least 1, not 0": lambda: Network(8, SLOW, SLOW, 0),
-    "fit needs one time per size": lambda: fit([1, 2], [1.0], 2),
-    "two different sizes at least, not 2 sizes \\(1 different\\)": lambda: fit([1, 1], [1, 2], 2),
-    "every size and every time must be more than 0": lambda: fit([0, 1], [1, 2], 2),
-    "shortest_time must be a finite number of at least 0, not -1": lambda: fit([1, 2], [-1, 2], 2),
-    "an all-reduce of one rank uses no link": lambda: fit([1, 2], [1, 2], 1),
+    "fit_table needs one time per size": lambda: fit_table([1, 2], [1.0], 2),
+    "two different sizes at least, not 2 sizes \\(1 different\\)": lambda: fit_table(
+        [1, 1], [1, 2], 2
+    ),
+    "every size and every time must be more than 0": lambda: fit_table([0, 1], [1, 2], 2),
+    "shortest_time must be a finite number of at least 0, not -1": lambda: fit_table(
+        [1, 2], [-1, 2], 2
+    ),
+    "an all-reduce of one rank uses no link": lambda: fit_table([1, 2], [1, 2], 1),
 }
 
 

@@ -26,7 +26,7 @@ from instruments import measurements
 from instruments.cost import Link, ring_all_reduce_bytes
 from instruments.flops import peak_flops
 from instruments.memory import bytes_per_parameter, memory_per_rank
-from instruments.network import ALGORITHMS, NODES, Network, fit, steps, volume
+from instruments.network import ALGORITHMS, NODES, Network, fit_table, steps, volume
 from instruments.simulator import Layer, buckets, even_layers, expected_maximum, simulate
 from miniddp.bucket import plan_buckets
 from miniddp.ring import all_gather_steps, reduce_scatter_steps
@@ -429,7 +429,7 @@ def test_a_measured_link_is_that_of_the_instruments(
 ) -> None:
     for each in published["ALL_REDUCE"].values():
         points = [[size, 1e-6 * time] for size, time in each["points"]]
-        table = fit(*zip(*points, strict=True), each["ranks"])
+        table = fit_table(*zip(*points, strict=True), each["ranks"])
         sizes = [1000, 65536, 10**6, 25 * MIB, 2**30, 2**34]
         found = compute("network", "measuredSeconds", [[points, size] for size in sizes])
         assert found == close([table.all_reduce_seconds(size) for size in sizes])
@@ -448,8 +448,8 @@ def test_what_was_kept_of_the_speed(compute: Compute, published: dict[str, Any])
 
 def test_the_tuner_shows_the_simulator_s_step(compute: Compute, published: dict[str, Any]) -> None:
     table = published["ALL_REDUCE"]["allreduce_h100_8gpu"]
-    measured = fit([size for size, _ in table["points"]],
-                   [1e-6 * time for _, time in table["points"]], 8)  # fmt: skip
+    measured = fit_table([size for size, _ in table["points"]],
+                         [1e-6 * time for _, time in table["points"]], 8)  # fmt: skip
     own = {"measured": "", "alpha": 2e-4, "bandwidth": 5e9, "backward": 0.2}
     cases: list[tuple[dict[str, Any], Any]] = [
         ({"measured": "allreduce_h100_8gpu", "backward": 0.03}, measured.all_reduce_seconds),
