@@ -14,18 +14,17 @@ import pytest
 
 from .pages import PAGES, QUOTE, ROOT, quotes, read
 
+# What a reader has: the repository's tests, and what lies beside a run or a stage.
+SEARCHED = [ROOT, ROOT / "runs", ROOT / "stages"]
 QUOTING = [page for page in PAGES if QUOTE.search(read(page))]
 Execute = Callable[[str], str | None]
 
 
 @pytest.fixture(scope="module")
 def execute() -> Iterator[Execute]:
-    """Executes a snippet; what is wrong with it, or None.
-
-    Tests are importable from the root, the helper `book` of the runs beside them.
-    """
+    """Executes a snippet; what is wrong with it, or None."""
     server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("fresh.py"), ROOT, ROOT / "runs"],
+        [sys.executable, Path(__file__).with_name("fresh.py"), *SEARCHED],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",

@@ -188,7 +188,7 @@ def test_citations(citing: Book) -> None:
 
 
 def test_the_style_of_citations_is_the_book_s(citing: Book) -> None:
-    style = (build.HERE.parents[2] / "theme/citations.csl").read_text(encoding="utf-8")
+    style = (build.HERE.parents[1] / "theme/citations.csl").read_text(encoding="utf-8")
     citing.write("own.csl", style)
     citing.write("_quarto.yml", "csl: own.csl\nbibliography: refs.bib\n" + CONFIG)
     citing.write("refs.bib", KNUTH + "@online{api, author={Maker}, title={Pumps: A list}}\n")

@@ -207,7 +207,9 @@ def test_a_first_recording_has_its_page(recorded):
 def test_data_of_the_hub_and_the_sample_are_told_apart(tmp_path, builder, source):
     run = "# %%\nimport book\nbook.provenance('cpu', 1, None)\nassert book.data_dir() is None\n"
     project = make_project(tmp_path, **{"01-a": run})
-    (project / "src/miniddp/data.py").write_text(
+    (project / "src/finetune").mkdir()
+    (project / "src/finetune/__init__.py").touch()
+    (project / "src/finetune/data.py").write_text(
         "from types import SimpleNamespace as N\n"
         f"def load_mrpc(): return N(info=N(builder_name={builder}))\n"
     )
@@ -297,7 +299,7 @@ except RuntimeError as error:
     ranks, text = notebook.cells[1].outputs
     assert ranks.data[book.RANKS]["ranks"][0] == "rank 0"
     assert 'File "runs/01-ranks.py", line 11, in hello' in text.text
-    assert "miniddp.launch:run_ranks" in notebook.metadata.miniddp.symbols
+    assert "miniddp.launch.ranks:run_ranks" in notebook.metadata.miniddp.symbols
     assert "torch" in notebook.metadata.miniddp.versions
 
 
