@@ -9,11 +9,13 @@ import torch
 from finetune.options import Options
 from finetune.train import train
 from finetune.training_step import WRAPPERS, build_optimizer, train_step
+from miniddp.accumulation import mean_weights
 from miniddp.launch import RanksFailed
 from miniddp.naive import SimpleDDP
 from miniddp.process import device
 
 from ..package.ranks import run
+from ..parity import row
 from .training_cases import SHORT, build_regression, flat, learn, regression
 
 DDPS = ["simple", "miniddp", "torch"]
@@ -179,3 +181,27 @@ def test_an_exception_within_a_micro_batch_leaves_synchronisation_on():
         return model.do_sync
 
     assert run(fail, 1) == [True]
+
+
+PARTS = [[[0, 1, 2, 3, 4], [5]], [[6, 7], [8, 9, 10]]]
+"""The samples of each micro-batch of each rank: 5 + 1 and 2 + 3."""
+
+
+@row(
+    "parts",
+    {"rtol": 1e-5, "atol": 1e-6},
+    says="Micro-batches of unequal size, each loss "
+    "weighted by its share of all samples, equal one process with all samples.",
+)
+@pytest.mark.parametrize("ddp", DDPS)
+def test_weighted_micro_batches_of_unequal_size_learn_what_one_process_learns(ddp):
+    def learn_parts(rank):
+        micro_batches = [regression(part) for part in PARTS[rank]]
+        weights = mean_weights([len(part) for part in PARTS[rank]])
+        return learn([micro_batches], ddp, weights), learn([micro_batches], ddp)
+
+    joined = [sample for parts in PARTS for part in parts for sample in part]
+    (expected,) = run(lambda rank: learn([[regression(joined)]]), 1)
+    for weighted, unweighted in run(learn_parts, 2):
+        torch.testing.assert_close(weighted, expected, atol=1e-6, rtol=1e-5)
+        assert not torch.allclose(unweighted, expected, atol=1e-3)

@@ -7,8 +7,6 @@ from miniddp.accumulation import global_mean, mean_weights
 from miniddp.launch import RanksFailed
 from miniddp.process import device
 
-from ..finetune.training_cases import learn, regression
-from ..parity import row
 from .ranks import run
 
 PARTS = [[[0, 1, 2, 3, 4], [5]], [[6, 7], [8, 9, 10]]]
@@ -79,23 +77,3 @@ def test_weights_are_shares_of_all_samples_times_the_ranks():
     counts = [[len(part) for part in parts] for parts in PARTS]
     found = run(lambda rank: mean_weights(counts[rank]), 2)
     assert found == [[10 / 11, 2 / 11], [4 / 11, 6 / 11]]
-
-
-@row(
-    "parts",
-    {"rtol": 1e-5, "atol": 1e-6},
-    says="Micro-batches of unequal size, each loss "
-    "weighted by its share of all samples, equal one process with all samples.",
-)
-@pytest.mark.parametrize("ddp", ["simple", "miniddp", "torch"])
-def test_weighted_micro_batches_of_unequal_size_learn_what_one_process_learns(ddp):
-    def learn_parts(rank):
-        micro_batches = [regression(part) for part in PARTS[rank]]
-        weights = mean_weights([len(part) for part in PARTS[rank]])
-        return learn([micro_batches], ddp, weights), learn([micro_batches], ddp)
-
-    joined = [sample for parts in PARTS for part in parts for sample in part]
-    (expected,) = run(lambda rank: learn([[regression(joined)]]), 1)
-    for weighted, unweighted in run(learn_parts, 2):
-        torch.testing.assert_close(weighted, expected, atol=1e-6, rtol=1e-5)
-        assert not torch.allclose(unweighted, expected, atol=1e-3)
