@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import step_trace
+from instruments import step_trace
 from instruments.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def recorded(name: str) -> float:
 
 
 def test_the_file_is_what_the_simulator_gives():
-    again = "write it again: python runs/step_trace.py > vis/two-steps.trace.json"
+    again = "write it again: python -m instruments.step_trace > vis/two-steps.trace.json"
     assert FILE.read_text() == step_trace.trace() + "\n", again
     assert FILE.stat().st_size < 100_000
 
