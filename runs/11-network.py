@@ -14,10 +14,11 @@ from book import LINE, MUTED, RANK_COLORS, figure, provenance, record, table
 from instruments import measurements, predictions
 from instruments.cost import bus_bandwidth, ring_all_reduce_bytes
 from instruments.flops import peak_flops
-from instruments.network import ALGORITHMS, NODES, Network, gpu_node, volume
-from instruments.predictions import GIB, MIB, curve_of, within
+from instruments.network import NODES, Network, gpu_node, volume
+from instruments.predictions import GIB, LINKS, TRAININGS, curve_of, within
 from instruments.scaling import scaling_efficiency, smallest_batch_per_rank
 from instruments.simulator import Step, even_layers, simulate
+from miniddp.bucket import MIB
 
 provenance(device="cpu", world_size=1, backend=None)
 
@@ -30,7 +31,8 @@ provenance(device="cpu", world_size=1, backend=None)
 
 # %% name="published"
 PEAK = peak_flops("NVIDIA H100 80GB HBM3")
-NVLINK, INFINIBAND = 450e9, 8 * 400e9 / 8
+NVLINK = 450e9
+INFINIBAND = 8 * 400e9 / 8
 
 
 def bucket_bandwidth(setup: str) -> float:
@@ -39,14 +41,14 @@ def bucket_bandwidth(setup: str) -> float:
     return bus_bandwidth(25 * MIB, seconds, curve.world_size)
 
 
-LINKS = {
+BANDWIDTHS = {
     "NVLink": NVLINK,
     "NVLink, 25 MiB": bucket_bandwidth("h100_8gpu"),
     "eight cards": INFINIBAND,
     "eight cards, 25 MiB": bucket_bandwidth("h100_16gpu_infiniband"),
 }
 rows = []
-for name, bandwidth in LINKS.items():
+for name, bandwidth in BANDWIDTHS.items():
     tokens = [smallest_batch_per_rank(part * PEAK, bandwidth) for part in (1, 0.4)]
     rows.append([name, f"{bandwidth / 1e9:.0f}", *(f"{count:,.0f}" for count in tokens)])
 record(
@@ -61,41 +63,25 @@ table(rows, ["link", "GB/s", "at peak", "at 40 %"], "lrrr")
 #
 # Each size of a published all-reduce is predicted twice: from the other sizes of its table, and
 # from data sheets, where these say enough. InfiniBand nodes whose cards are not stated are taken
-# for the DGX of the same GPU (*). One of them is none: later job files of its owner name four cards
+# for the DGX of the same GPU. One of them is none: later job files of its owner name four cards
 # for nodes of A100, and its InfiniBand switches add (SHARP).
 #
 # Below 1 GiB data sheets do not say enough. With the size of the message NCCL changes protocol,
 # algorithm and number of channels, and a cloud's plug-in may choose others. A table contains all
 # that. But the prediction from it is an interpolation: the neighbours of what is left out are a
 # factor of 4 apart. In half a table, with every other size, they are a factor of 16 apart.
-#
-# Median errors in %, from 1 MiB up: by the table, then by data sheets, below 1 GiB and above.
 
 # %% name="network"
-curves = predictions.curves()
-rows, learned, optimism = [], [], {MIB: [], 32 * MIB: []}
-for curve in curves:
-    from_table, from_sheet = predictions.from_other_sizes(curve), predictions.from_hardware(curve)
-    learned += [100 * abs(each.error) for size, each in from_table.items() if size >= MIB]
-    if from_sheet:
-        errors = [
-            [100 * abs(each.error) for size, each in found.items() if first <= size < last]
-            for found, first, last in (
-                (from_table, MIB, 64 * GIB),
-                (from_sheet, MIB, GIB),
-                (from_sheet, GIB, 64 * GIB),
-            )
-        ]
-        shown = [f"{statistics.median(each):.1f}" for each in errors]
-        for smallest, found in optimism.items():
-            sizes = [size for size in from_sheet if smallest <= size < GIB]
-            found += [1 / (1 + from_sheet[size].error) for size in sizes]
-        assumed = " *" if curve.setup in predictions.ASSUMED else ""
-        rows.append([curve.table.removeprefix("allreduce_"), curve.setup + assumed, *shown])
+learned = [
+    found.percent
+    for curve in predictions.curves()
+    for size, found in predictions.from_other_sizes(curve).items()
+    if size >= MIB
+]
 halves = predictions.half_tables()
-sparse = [100 * abs(each.error) for half in halves for each in half]
-broken = [each for each in halves if not within(each, predictions.WORST, predictions.MEDIAN)]
-training = [100 * abs(each.error) for each in predictions.plain_training()]
+sparse = [found.percent for half in halves for found in half]
+broken = [half for half in halves if not within(half, predictions.WORST, predictions.MEDIAN)]
+trainings = predictions.plain_training()
 record(
     all_reduces=len(learned),
     all_reduce_median=statistics.median(learned),
@@ -104,13 +90,12 @@ record(
     half_tables_broken=len(broken),
     half_median=statistics.median(sparse),
     half_worst=max(sparse),
-    times_sheet_from_32_mib=max(optimism[32 * MIB]),
-    times_sheet_from_1_mib=max(optimism[MIB]),
-    trainings=len(training),
-    training_worst=max(training),
+    times_sheet_from_32_mib=predictions.times_promised(32 * MIB),
+    times_sheet_from_1_mib=predictions.times_promised(MIB),
+    trainings=len(trainings),
+    training_worst=max(training.percent for training in trainings),
     decay_error=100 * predictions.playbook()[-1].error,
 )
-table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
 
 # %% [markdown]
 # ## Eight GPUs, slower than one
@@ -120,22 +105,24 @@ table(rows, ["table", "set-up", "by table", "by sheet", "1 GiB up"], "llrrr")
 # through one card.
 
 # %% name="sum"
-MODEL, SLOW, FAST = "BERT-Large", "10GbE with TCP/IP", "100GbIB with RDMA"
+MODEL = "BERT-Large"
+SLOW = "10GbE with TCP/IP"
+FAST = "100GbIB with RDMA"
+GPUS = 8
 published = {
     (row["link_between_nodes"], row["gpus"]): row
-    for row in measurements.read("data_parallel_10gbe_100gb_32gpu")
+    for row in measurements.read(TRAININGS)
     if row["model"] == MODEL and row["method"] == "BSP-A2A"
 }
 rates = {key: row["samples_per_s_total"] for key, row in published.items()}
 alone = rates[SLOW, 1]
-GPUS, BATCH = 8, published[SLOW, 1]["batch_per_gpu"]
+BATCH = published[SLOW, 1]["batch_per_gpu"]
 CARD = {SLOW: 10e9 / 8, FAST: 100e9 / 8}  # bytes a second
 gradient_bytes = 4 * predictions.GRADIENTS[MODEL]
 sent = ring_all_reduce_bytes(gradient_bytes, GPUS)
 compute = BATCH / alone
 message = {
-    name: curve_of(predictions.LINKS[name]).link().all_reduce_seconds(gradient_bytes, GPUS)
-    for name in CARD
+    name: curve_of(LINKS[name]).link().all_reduce_seconds(gradient_bytes, GPUS) for name in CARD
 }
 
 
@@ -163,12 +150,7 @@ table(
 )
 
 # %% name="sum-values"
-record(
-    slower_gradients_gb=gradient_bytes / 1e9,
-    slower_step_times=(compute + message[SLOW]) / compute,
-    slower_message_s=message[SLOW],
-    inside_wait_s=4 * BATCH / rates[FAST, 4] - compute,
-)
+record(inside_wait_s=4 * BATCH / rates[FAST, 4] - compute)
 
 # %% [markdown]
 # ## Every training without overlap
@@ -178,10 +160,10 @@ MARKERS = {"ResNet-50": "o", "BERT-Base": "s", "BERT-Large": "^"}
 fig, axes = plt.subplots(figsize=(4.6, 3.4))
 for model, marker in MARKERS.items():
     for name, label in ((SLOW, "10 Gb/s"), (FAST, "100 Gb/s")):
-        own = [each for each in predictions.plain_training() if each.setup == f"{model}, {name}"]
+        shown = [training for training in trainings if training.setup == f"{model}, {name}"]
         axes.plot(
-            [each.measured for each in own],
-            [100 * each.measured / each.predicted for each in own],
+            [training.measured for training in shown],
+            [100 * training.measured / training.predicted for training in shown],
             marker,
             color=RANK_COLORS[list(MARKERS).index(model)],
             fillstyle="none" if name == SLOW else "full",
@@ -216,7 +198,9 @@ record(
 # 100 Gb/s.
 
 # %% name="job"
-PARAMETERS, TOKENS, REACHED = 1_700_000_000, 4096, 0.4
+PARAMETERS = 1_700_000_000
+TOKENS = 4096
+REACHED = 0.4
 COMPUTE = 6 * PARAMETERS * TOKENS / (REACHED * PEAK)
 EIGHT_CARDS = NODES["DGX H100"]
 ONE_CARD = gpu_node(450e9, 100e9 / 8, cards=1, hop=25e-6)
@@ -244,8 +228,12 @@ def step(gpus: int, nodes: Network, cap=25 * MIB, sent=4, batches=1) -> Step:
 DATA = 34e9  # tokens to train on
 
 
-def hours(gpus: int, each: Step) -> float:
-    return DATA / (gpus * TOKENS) * each.seconds / 3600
+def hours(gpus: int, job: Step) -> float:
+    return DATA / (gpus * TOKENS) * job.seconds / 3600
+
+
+def efficiency(job: Step) -> float:
+    return 100 * scaling_efficiency(job.compute, job.seconds)
 
 
 JOBS = [
@@ -253,19 +241,19 @@ JOBS = [
     ("eight cards", EIGHT_CARDS, [16, 64, 256]),
     ("one card", ONE_CARD, [16, 64, 256]),
 ]
-jobs = {(name, gpus): step(gpus, nodes) for name, nodes, sizes in JOBS for gpus in sizes}
+jobs = {(name, gpus): step(gpus, nodes) for name, nodes, numbers in JOBS for gpus in numbers}
 table(
     [
         [
             name,
             gpus,
-            f"{1e3 * each.communication:,.0f}",
-            f"{1e3 * each.seconds:,.0f}",
-            f"{100 * scaling_efficiency(each.compute, each.seconds):.0f}",
-            f"{hours(gpus, each):.1f}",
-            f"{gpus * hours(gpus, each):,.0f}",
+            f"{1e3 * job.communication:,.0f}",
+            f"{1e3 * job.seconds:,.0f}",
+            f"{efficiency(job):.0f}",
+            f"{hours(gpus, job):.1f}",
+            f"{gpus * hours(gpus, job):,.0f}",
         ]
-        for (name, gpus), each in jobs.items()
+        for (name, gpus), job in jobs.items()
     ],
     ["between nodes", "GPUs", "messages, ms", "step, ms", "efficiency, %", "hours", "GPU-hours"],
     "lrrrrrr",
@@ -293,9 +281,12 @@ axes.legend()
 figure(fig)
 
 # %% name="job-values"
-fast, slow, node = jobs["eight cards", 16], jobs["one card", 16], jobs["one node", 8]
+fast = jobs["eight cards", 16]
+slow = jobs["one card", 16]
+node = jobs["one node", 8]
+sizes = bucket_bytes(4 * PARAMETERS, 25 * MIB)
 measured = curve_of("h100_16gpu_infiniband").link()
-measured_seconds = sum(map(measured.all_reduce_seconds, bucket_bytes(4 * PARAMETERS, 25 * MIB)))
+measured_seconds = sum(map(measured.all_reduce_seconds, sizes))
 assert fast.exposed < 0.01 * fast.compute, "two good nodes hide the messages"
 assert fast.communication < measured_seconds < COMPUTE * 2 / 3, "backward hides measured ones too"
 assert slow.seconds > 2 * node.seconds, "two nodes are slower than one"
@@ -319,43 +310,25 @@ record(
 # ## One bucket, by hand
 #
 # The fastest algorithm's time is that of its hops (*latency*), that of the bytes at the narrowest
-# place, and what it costs that pieces of the bucket wait for one another. The first is the time of
-# an empty message, the second what further bytes cost in a very long one.
+# place, and what it costs that pieces of the bucket wait for one another.
 
 # %% name="bucket"
-BUCKET, VERY_LONG = 25 * MIB, 1024 * GIB  # DDP's default, and one that drowns all else
-buckets = len(bucket_bytes(4 * PARAMETERS, BUCKET))
-
-
-def parts_of_a_bucket(nodes: Network, gpus: int) -> list[float]:
-    """Microseconds of latency, bytes and waiting pieces."""
-
-    def microseconds(size: int, algorithm: str | None = None) -> float:
-        return 1e6 * nodes.all_reduce_seconds(size, gpus, algorithm)
-
-    fastest = min(ALGORITHMS, key=lambda name: microseconds(BUCKET, name))
-    latency = microseconds(0, fastest)
-    longer = microseconds(2 * VERY_LONG, fastest) - microseconds(VERY_LONG, fastest)
-    transfer = BUCKET / VERY_LONG * longer
-    return [latency, transfer, microseconds(BUCKET) - latency - transfer]
-
-
 by_hand = {
-    (name, gpus): parts_of_a_bucket(nodes, gpus)
-    for name, nodes, sizes in JOBS
-    for gpus in (sizes[0], sizes[-1])
+    (name, gpus): nodes.parts(25 * MIB, gpus)
+    for name, nodes, numbers in JOBS
+    for gpus in (numbers[0], numbers[-1])
 }
 for key, parts in by_hand.items():
-    assert 1 < 1e-6 * buckets * sum(parts) / jobs[key].communication < 1.02, "two are not full"
+    assert 1 < len(sizes) * sum(parts) / jobs[key].communication < 1.02, "two are not full"
 table(
     [
-        [name, gpus, *(f"{part:,.0f}" for part in [*parts, sum(parts)])]
+        [name, gpus, *(f"{1e6 * part:,.0f}" for part in [*parts, sum(parts)])]
         for (name, gpus), parts in by_hand.items()
     ],
     ["between nodes", "GPUs", "latency, µs", "bytes, µs", "pieces wait, µs", "in all, µs"],
     "lrrrrr",
 )
-record(job_buckets=buckets)
+record(job_buckets=len(sizes))
 
 # %% [markdown]
 # ## What helps where the messages take too long
@@ -371,13 +344,9 @@ REMEDIES = {
 PLACES = {"16 GPUs, one card": (16, ONE_CARD), "256 GPUs, eight cards": (256, EIGHT_CARDS)}
 
 
-def kept(each: Step) -> float:
-    return 100 * scaling_efficiency(each.compute, each.seconds)
-
-
 helped = {
-    (name, place): kept(step(*PLACES[place], **how))
-    for name, how in REMEDIES.items()
+    (name, place): efficiency(step(*PLACES[place], **remedy))
+    for name, remedy in REMEDIES.items()
     for place in PLACES
 }
 table(

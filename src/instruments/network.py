@@ -31,6 +31,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,9 @@ TREE = 0.92
 FILL = 4
 """Latencies that chunks cost at most; the one number here that was chosen to fit, on 17
 published set-ups at once. Between 3 and 8 it matters little."""
+
+VERY_LONG = 2**40
+"""Bytes beside which no latency counts."""
 
 
 def volume(algorithm: str, world_size: int) -> float:
@@ -85,6 +89,20 @@ def steps(algorithm: str, world_size: int) -> int:
     if algorithm == "tree":
         return 2 * (world_size - 1).bit_length()
     return 2
+
+
+class Parts(NamedTuple):
+    """Seconds of an all-reduce: they add up to all of it.
+
+    Attributes:
+        latency: The launch and the hops, as of an empty tensor.
+        transfer: The bytes at the narrowest place, as in a very long tensor.
+        chunks: What it costs that pieces of the tensor wait for one another.
+    """
+
+    latency: float
+    transfer: float
+    chunks: float
 
 
 @dataclass(frozen=True)
@@ -140,6 +158,22 @@ class Network:
             for name in chosen
             if name != "switch" or self.switch is not None
         )
+
+    def parts(self, num_bytes: float, world_size: int) -> Parts:
+        """What the time of the fastest algorithm is made of."""
+
+        def seconds(size: float, algorithm: str) -> float:
+            return self.all_reduce_seconds(size, world_size, algorithm)
+
+        possible = [
+            name for name in ALGORITHMS if name != "switch" or self.switch is not None
+        ]
+        fastest = min(possible, key=lambda name: seconds(num_bytes, name))
+        latency = seconds(0, fastest)
+        long = seconds(2 * VERY_LONG, fastest) - seconds(VERY_LONG, fastest)
+        transfer = num_bytes / VERY_LONG * long
+        whole = seconds(num_bytes, fastest)
+        return Parts(latency, transfer, whole - latency - transfer)
 
     def two_level_bounds(
         self,

@@ -76,6 +76,11 @@ class Prediction:
         """0 if both are equal, 0.1 if the prediction is 10 % too high."""
         return self.predicted / self.measured - 1
 
+    @property
+    def percent(self) -> float:
+        """The size of the error in per cent."""
+        return 100 * abs(self.error)
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -172,6 +177,17 @@ def from_hardware(curve: Curve) -> dict[int, Prediction]:
         size: curve.prediction(size, network.all_reduce_seconds(size, curve.world_size))
         for size in curve.seconds
     }
+
+
+def times_promised(smallest: int) -> float:
+    """How many times as long as data sheets promise an all-reduce took at most.
+
+    Of those from `smallest` bytes to 1 GiB, above which data sheets are right.
+    """
+    found = []
+    for curve in curves():
+        found += _of_sizes(from_hardware(curve), smallest, GIB)
+    return max(1 / (1 + prediction.error) for prediction in found)
 
 
 HARDWARE = {

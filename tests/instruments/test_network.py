@@ -102,6 +102,21 @@ def test_chunks_cost_most_where_latency_and_transfer_are_equal() -> None:
     assert extra == pytest.approx(network.FILL * latency)
 
 
+@given(ANY_SIZE, ANY_NODE, st.sampled_from([2, 8, 16, 64]))
+def test_the_parts_make_the_whole(num_bytes: float, node: Network, world_size: int) -> None:
+    whole = node.all_reduce_seconds(num_bytes, world_size)
+    parts = node.parts(num_bytes, world_size)
+    assert sum(parts) == pytest.approx(whole)
+    assert parts.latency >= network.LAUNCH
+
+
+def test_the_parts_of_a_ring_by_hand() -> None:
+    """Latency and transfer of 1.5 s each: the chunks cost twice that, at most."""
+    node = Network(2, Link(0.75 - network.LAUNCH / 2, 1e-9))
+    latency, transfer, chunks = node.parts(1.5e9, 2)
+    assert (latency, transfer, chunks) == pytest.approx((1.5, 1.5, 3.0), rel=1e-3)
+
+
 @given(ANY_SIZE, ANY_NODE, RANKS)
 def test_the_fastest_algorithm_is_chosen(num_bytes: float, node: Network, world_size: int) -> None:
     names = [name for name in ALGORITHMS if name != "switch" or node.switch]
@@ -272,6 +287,18 @@ def test_what_is_no_dgx_is_faster_than_its_four_cards() -> None:
     rates = [size * volume("ring", 32) / time for size, time in curve.seconds.items()]
     assert max(rates) > 4 * 200e9 / 8
     assert volume("tree", 4) > volume("ring", 4)
+
+
+def test_below_a_gibibyte_all_reduces_take_longer_than_data_sheets_promise() -> None:
+    by_size = {
+        (curve.setup, size): found
+        for curve in predictions.curves()
+        for size, found in predictions.from_hardware(curve).items()
+        if MIB <= size < GIB
+    }
+    longest = max(found.measured / found.predicted for found in by_size.values())
+    assert predictions.times_promised(MIB) == pytest.approx(longest)
+    assert 1 < predictions.times_promised(32 * MIB) < longest
 
 
 def test_sparse_tables_are_worse() -> None:
