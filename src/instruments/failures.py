@@ -8,8 +8,10 @@ from typing import Any
 from miniddp.launch import RanksFailed, RanksTimedOut, run_ranks
 
 
-def hang_of(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float) -> RanksTimedOut:
-    """What `run_ranks` raises after `timeout` seconds in which the ranks have not ended.
+def hang_of(
+    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float
+) -> RanksTimedOut:
+    """What `run_ranks` raises if the ranks have not ended after `timeout` seconds.
 
     Raises `AssertionError` if all end by themselves, `RanksFailed` if one fails.
     """
@@ -17,13 +19,15 @@ def hang_of(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float)
         run_ranks(fn, world_size, *args, timeout=timeout)
     except RanksTimedOut as error:
         return error
-    raise AssertionError(f"all {world_size} ranks ended, where some should wait for ever")
+    raise AssertionError(
+        f"all {world_size} ranks ended, where some should wait for ever"
+    )
 
 
 def failure_of(
     fn: Callable[..., Any], world_size: int, *args: Any, backend: str | None = "gloo"
 ) -> RanksFailed:
-    """What `run_ranks` raises when a rank fails. Raises `AssertionError` if none does."""
+    """What `run_ranks` raises when a rank fails; `AssertionError` if none does."""
     try:
         run_ranks(fn, world_size, *args, backend=backend, timeout=300)
     except RanksFailed as error:
@@ -38,12 +42,12 @@ def last_line(text: str) -> str:
 
 
 def error_of(traceback: str) -> str:
-    """The error's whole text, which may have several lines, without the frames before it."""
+    """The error's whole text, of one line or several, without the frames before it."""
     return re.sub(r"(?s).*^(?:\w+\.)*(?=\w+Error)", "", traceback, flags=re.MULTILINE)
 
 
 def functions_of(stack: str) -> list[str]:
-    """The functions of a stack as `RanksTimedOut.stacks` has it, in the order of its lines."""
+    """The functions of a stack of `RanksTimedOut.stacks`, in the order of its lines."""
     return re.findall(r"line \d+,? in (\w+)", stack)
 
 

@@ -1,15 +1,14 @@
 """Gradients and weights as one vector each, and how far two of them are apart."""
 
-from collections.abc import Callable, Iterable, Sequence
-
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 
 def flat_gradient(module: nn.Module) -> Tensor:
-    """All gradients of a module in the order of its parameters: one dimension, on the CPU."""
+    """All gradients of a module, in the order of its parameters, on the CPU.
+
+    Raises `ValueError` naming a parameter without a gradient.
+    """
     gradients = []
     for name, parameter in module.named_parameters():
         if parameter.grad is None:
@@ -19,7 +18,7 @@ def flat_gradient(module: nn.Module) -> Tensor:
 
 
 def flat_weights(module: nn.Module) -> Tensor:
-    """A copy of all parameters of a module in their order: one dimension, on the CPU."""
+    """A copy of all parameters of a module, in their order, on the CPU."""
     return parameters_to_vector(module.parameters()).detach().cpu()
 
 
@@ -35,29 +34,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def scatter(draws: Tensor) -> float:
-    """The standard deviation of vectors (count, length): the root mean square of their distances
-    from their mean."""
+    """The standard deviation of vectors, (count, length).
+
+    That is the root mean square of their distances from their mean.
+    """
     squares = (draws - draws.mean(dim=0)).square().sum(dim=1)
     return squares.mean().sqrt().item()
-
-
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Iterable[Sequence[Tensor]],
-    synchronise: Callable[[nn.Module], None],
-) -> list[Tensor]:
-    """The weights after each step of a training with cross entropy.
-
-    A batch holds inputs and labels. `synchronise` gets the model between backward and the
-    optimizer's step.
-    """
-    history = []
-    for inputs, labels in batches:
-        loss = cross_entropy(model(inputs), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        synchronise(model)
-        optimizer.step()
-        optimizer.zero_grad()
-        history.append(flat_weights(model))
-    return history

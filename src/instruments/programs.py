@@ -1,47 +1,68 @@
 """Programs, started on this machine as a reader starts them, and what they print."""
 
+import contextlib
 import os
 import re
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 TORCHRUN = ("-m", "torch.distributed.run")
 """torchrun as Python's arguments: the torchrun of this Python, whatever PATH says."""
 
+LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def start_python(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """`python arguments`, with `environment` beside this process's own.
+
+    It does not inherit what a launcher sets. It computes with one thread, as each rank
+    of a torchrun does.
+    """
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in LAUNCHER_SETS
+    }
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
 
 def run_python(*arguments: str, **environment: str) -> str:
-    """What `python arguments` prints, with `environment` beside the variables of this process.
+    """What a program started by `start_python` prints.
 
-    The program computes with one thread, as each rank of a torchrun does. Raises `RuntimeError`
-    with its errors if it fails, and `subprocess.TimeoutExpired` after ten minutes.
+    Raises `RuntimeError` with its errors if it fails, and `subprocess.TimeoutExpired`
+    after ten minutes.
     """
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    if ended.returncode:
-        raise RuntimeError(f"python {' '.join(arguments)} failed:\n{ended.stderr}")
-    return ended.stdout
+    with start_python(*arguments, **environment) as program:
+        try:
+            printed, errors = program.communicate(timeout=600)
+        finally:
+            program.kill()
+    if program.returncode:
+        raise RuntimeError(f"python {' '.join(arguments)} failed:\n{errors}")
+    return printed
 
 
 def run_torchrun(ranks: int, program: str, **environment: str) -> str:
-    """What all ranks of `torchrun --standalone --nproc_per_node=ranks program` print."""
+    """What all ranks print under `torchrun --standalone --nproc_per_node=ranks`."""
     options = ("--standalone", f"--nproc_per_node={ranks}")
     return run_python(*TORCHRUN, *options, program, **environment)
 
 
 def run_launchers(*launchers: Sequence[str]) -> list[str]:
-    """What each rank prints, when torchruns with these arguments start at once, one for each node.
+    """What each rank prints when a torchrun starts on each node, all at once.
 
-    The texts stand in the order of the ranks, so each has to begin with its rank. A rank that
-    prints nothing is left out. Raises `RuntimeError` with the launcher's errors if one fails.
+    Takes the arguments of each torchrun. The texts stand in the order of the ranks, so
+    each has to begin with its rank. A rank that prints nothing is left out. Raises
+    `RuntimeError` with the launcher's errors if one fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         started: list[subprocess.Popen[str]] = []
@@ -49,7 +70,9 @@ def run_launchers(*launchers: Sequence[str]) -> list[str]:
             for number, arguments in enumerate(launchers):
                 logs = ("--redirects=3", f"--log-dir={folder}/{number}")
                 command = [sys.executable, *TORCHRUN, *logs, *arguments]
-                started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+                started.append(
+                    subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+                )
             for launcher in started:
                 errors = launcher.communicate(timeout=240)[1]
                 if launcher.returncode:
@@ -75,13 +98,28 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def wait_for_listener(port: int) -> None:
+    """Returns when somebody on this machine listens at a TCP port."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), 1),
+        ):
+            return
+        time.sleep(0.05)
+
+
 def step_losses(text: str) -> dict[int, float]:
     """The losses that a stage prints, by step."""
-    return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\S+)", text)}
+    found = re.findall(r"step +(\d+) +loss (\S+)", text)
+    return {int(step): float(loss) for step, loss in found}
 
 
 def held_out_loss(text: str) -> float:
-    """The loss on the held-out text that a stage prints at its end. Raises `ValueError`."""
+    """The loss on the held-out text that a stage prints at its end.
+
+    Raises `ValueError` if there is none.
+    """
     found = re.search(r"held-out loss (\S+)", text)
     if found is None:
         raise ValueError(f"no held-out loss stands in {text!r}")

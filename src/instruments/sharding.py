@@ -1,4 +1,4 @@
-"""What a way to share samples does to an epoch: computed for all ranks in one process."""
+"""What a way to share samples does to an epoch, computed for all ranks at once."""
 
 import itertools
 import math
@@ -10,7 +10,9 @@ from torch.utils.data import DistributedSampler as TorchSampler
 from miniddp.sampler import DistributedSampler, shard
 
 
-def of_all_ranks(world_size: int, indices_of: Callable[[int], Iterable[int]]) -> list[int]:
+def of_all_ranks(
+    world_size: int, indices_of: Callable[[int], Iterable[int]]
+) -> list[int]:
     """The indices of rank 0, then those of rank 1, and so on."""
     return [index for rank in range(world_size) for index in indices_of(rank)]
 
@@ -18,7 +20,7 @@ def of_all_ranks(world_size: int, indices_of: Callable[[int], Iterable[int]]) ->
 def steps_like_one_process(
     length: int, world_size: int, batch_size: int, contiguous: bool
 ) -> tuple[int, int]:
-    """In how many steps the ranks' batches join that of one process, and of how many steps.
+    """In how many steps the ranks take what one process would take, and of how many.
 
     Each rank takes the next `batch_size` samples of its shard, one process the next
     `world_size * batch_size` of all. An incomplete last batch is left out.
@@ -28,17 +30,21 @@ def steps_like_one_process(
     shards = [shard(length, world_size, rank, contiguous) for rank in range(world_size)]
     alike = 0
     for step in range(steps):
-        batches = [positions[step * batch_size : (step + 1) * batch_size] for positions in shards]
+        batches = [
+            positions[step * batch_size : (step + 1) * batch_size]
+            for positions in shards
+        ]
         together = sorted(itertools.chain(*batches))
         alike += together == list(range(step * joined, (step + 1) * joined))
     return alike, steps
 
 
 def compare_with_torch(lengths: Iterable[int], world_sizes: Iterable[int]) -> int:
-    """How often torch's and miniddp's samplers gave the same indices to a rank in an epoch.
+    """How often torch's and miniddp's samplers gave a rank the same indices.
 
-    With and without a shuffle and `drop_last`, two seeds and three epochs. Raises
-    `AssertionError` where they differ. Empty shards are left out: miniddp refuses them.
+    In each of three epochs, with and without a shuffle and `drop_last`, with two seeds.
+    Raises `AssertionError` where they differ. Empty shards are left out: miniddp refuses
+    them.
     """
     compared = 0
     for length, world_size, shuffle, drop_last in itertools.product(
@@ -46,10 +52,12 @@ def compare_with_torch(lengths: Iterable[int], world_sizes: Iterable[int]) -> in
     ):
         if drop_last and length < world_size:
             continue
-        for rank, seed, epoch in itertools.product(range(world_size), (0, 7), (0, 1, 2)):
+        for rank, seed, epoch in itertools.product(
+            range(world_size), (0, 7), (0, 1, 2)
+        ):
             options = (world_size, rank, shuffle, seed, drop_last)
             ours = DistributedSampler(range(length), *options)
-            theirs: TorchSampler[int] = TorchSampler(range(length), *options)  # type: ignore[arg-type]
+            theirs = TorchSampler(range(length), *options)  # type: ignore
             ours.set_epoch(epoch)
             theirs.set_epoch(epoch)
             assert list(ours) == list(theirs), (length, options, epoch)
@@ -59,7 +67,7 @@ def compare_with_torch(lengths: Iterable[int], world_sizes: Iterable[int]) -> in
 
 
 def read_never_and_twice(length: int, indices: Iterable[int]) -> tuple[float, float]:
-    """Which part of `length` samples is never among the indices, and which more than once."""
+    """The part of `length` samples not among the indices, and that more than once."""
     times = Counter(indices)
     twice = sum(count > 1 for count in times.values())
     return 1 - len(times) / length, twice / length
@@ -71,7 +79,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def mean_with_repeats(values: Sequence[float], world_size: int) -> float:
-    """The mean over what ranks read whose sampler repeats samples until all have equally many."""
+    """The mean over all that is read if samplers repeat samples to fill all shards."""
 
     def indices_of(rank: int) -> Iterable[int]:
         return DistributedSampler(values, world_size, rank, shuffle=False)
@@ -95,8 +103,8 @@ def mean_of_sums(values: Sequence[float], world_size: int) -> float:
 def padding_share(lengths: Sequence[int], batch_size: int, multiple: int) -> float:
     """Which part of the tokens is padding, in percent.
 
-    Samples of these lengths are batched in their order. Each row of a batch is padded to its
-    longest, and from there to a multiple.
+    Samples of these lengths are batched in their order. Each row of a batch is padded
+    to its longest, and from there to a multiple.
     """
     padded = 0
     for first in range(0, len(lengths), batch_size):
@@ -113,8 +121,8 @@ def times_read(
 ) -> tuple[int, int, int]:
     """Samples read never, once and more often in an epoch that is interrupted.
 
-    Each rank reads `done` samples; then a new sampler and the old one's state are given to
-    `go_on`, whose samples are read too.
+    Each rank reads `done` samples. Then a new sampler and the old one's state are given
+    to `go_on`, whose samples are read too.
     """
     times: Counter[int] = Counter()
     for rank in range(world_size):

@@ -2,8 +2,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from instruments.gradients import (
     flat_gradient,
@@ -11,7 +10,6 @@ from instruments.gradients import (
     largest_difference,
     relative_error,
     scatter,
-    train,
 )
 
 
@@ -56,26 +54,3 @@ def test_differences_do_not_depend_on_the_sign():
 def test_the_scatter_is_around_the_mean_and_adds_the_places_up():
     assert scatter(torch.tensor([[5.0, 5.0], [5.0, 5.0]])) == 0
     assert scatter(torch.tensor([[0.0, 10.0], [6.0, 18.0]])) == 5  # 3 and 4 from the mean
-
-
-def test_training_synchronises_between_backward_and_the_step_and_clears_the_gradients():
-    inputs = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    batch = (inputs, torch.tensor([0, 1]))
-    seen = []
-
-    def double(model: nn.Module) -> None:
-        seen.append(model.weight.grad.clone())
-        model.weight.grad *= 2
-
-    model = layer()
-    history = train(model, torch.optim.SGD(model.parameters(), lr=0.1), [batch, batch], double)
-
-    expected: list[Tensor] = []
-    alone = layer()
-    for found in seen:
-        (gradient,) = torch.autograd.grad(cross_entropy(alone(inputs), batch[1]), alone.weight)
-        torch.testing.assert_close(found, gradient)
-        alone.weight.data -= 0.1 * 2 * gradient
-        expected.append(alone.weight.detach().flatten().clone())
-    assert len(seen) == 2
-    torch.testing.assert_close(history, expected)

@@ -1,5 +1,6 @@
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from instruments import programs
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_program_gets_its_variables_and_one_thread(monkeypatch):
+def test_a_program_gets_its_variables_and_one_thread_but_not_a_launchers(monkeypatch):
     monkeypatch.setenv("KEPT", "yes")
-    code = "import os; print(*(os.environ[name] for name in ('KEPT', 'GIVEN', 'OMP_NUM_THREADS')))"
-    assert programs.run_python("-c", code, GIVEN="too") == "yes too 1\n"
+    monkeypatch.setenv("RANK", "3")
+    names = ("KEPT", "GIVEN", "OMP_NUM_THREADS", "RANK")
+    code = f"import os; print(*(os.environ.get(name) for name in {names}))"
+    assert programs.run_python("-c", code, GIVEN="too") == "yes too 1 None\n"
+    assert programs.run_python("-c", code, RANK="0") == "yes None 1 0\n"
     assert "GIVEN" not in os.environ
 
 
@@ -38,9 +42,15 @@ def test_a_launcher_that_fails_says_why(tmp_path):
         programs.run_launchers(["--standalone", "--nproc_per_node=1", str(program)])
 
 
-def test_a_free_port_can_be_listened_at():
-    with socket.create_server(("127.0.0.1", programs.free_port())):
-        pass
+def test_a_free_port_can_be_listened_at_and_the_listener_is_noticed():
+    port = programs.free_port()
+    waiting = threading.Thread(target=programs.wait_for_listener, args=(port,), daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    with socket.create_server(("127.0.0.1", port)):
+        waiting.join(30)
+    assert not waiting.is_alive()
 
 
 def test_losses_are_read_from_what_a_stage_prints():
