@@ -1,7 +1,6 @@
 """Who am I? The process group, this rank's numbers, its device and seeds."""
 
 import contextlib
-import logging
 import os
 import random
 from datetime import timedelta
@@ -14,8 +13,10 @@ import torch.distributed as dist
 # as default arguments. Its threads then abort some of Python's exits.
 import torch.distributed.nn.functional
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
-logger = logging.getLogger(__name__)
+from miniddp.backend import agree
+
 Group = dist.ProcessGroup | None
 Mesh = DeviceMesh | None
 
@@ -29,36 +30,43 @@ def init_process_group(
 
     Ranks come from torchrun's environment variables, or by hand through
     torch's own keywords (`init_method`, `rank`, `world_size`, `store`).
-    `backend=None` takes nccl on GPUs, and gloo on CPUs or where this machine
-    has more ranks (`LOCAL_WORLD_SIZE`) than a rank sees GPUs.
+    `backend=None` takes "cpu:gloo,cuda:nccl" if every rank has a GPU that no
+    other rank has. If not, all ranks take gloo, and rank 0 warns if there are
+    GPUs. Without `timeout` it is torch's, 30 minutes for both of them.
 
-    Raises `RuntimeError` if nothing says which rank this is.
+    Raises `RuntimeError` if nothing says which rank this is, and `ValueError`
+    on every rank if they pass different backends.
     """
-    rank = kwargs.get("rank", os.environ.get("RANK"))
-    if rank is None:
+    if dist.is_initialized():
+        raise RuntimeError("the default process group has started already")
+    rank = int(kwargs.pop("rank", os.environ.get("RANK", -1)))
+    if rank < 0:
         raise RuntimeError(
             "RANK is not set: start this program with torchrun, call the "
             "function through miniddp.run_ranks, or pass rank and world_size"
         )
-    backend = backend or _backend()
-    if torch.cuda.is_available():
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        own = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(own)
-        if "nccl" in backend:
-            kwargs["device_id"] = own
-    dist.init_process_group(backend, timeout=timeout, **kwargs)
-
-
-def _backend() -> str:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()
-    if 0 < gpus < ranks and _local_rank() == 0:
-        logger.warning(
-            f"{ranks} ranks of this machine see {gpus} GPUs: gloo, not nccl. "
-            "Pass backend='nccl' if each sees another one"
-        )
-    return "nccl" if ranks <= gpus and dist.is_nccl_available() else "gloo"
+    chosen = _device_of(int(os.environ.get("LOCAL_RANK", rank)))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    world_size = int(kwargs.pop("world_size", os.environ.get("WORLD_SIZE", -1)))
+    store = kwargs.pop("store", None)
+    if store is None:
+        url = kwargs.pop("init_method", None) or "env://"
+        patience = timeout or dist.default_pg_timeout
+        meeting = rendezvous(url, rank, world_size, timeout=patience)
+        store, rank, world_size = next(meeting)
+        store.set_timeout(patience)
+    backend = agree(store, rank, world_size, backend, chosen)
+    if chosen.type == "cuda" and "nccl" in backend:
+        kwargs["device_id"] = chosen
+    dist.init_process_group(
+        backend,
+        timeout=timeout,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        **kwargs,
+    )
 
 
 def destroy_process_group() -> None:
@@ -73,10 +81,20 @@ def destroy_process_group() -> None:
 
 
 def device() -> torch.device:
-    """This rank's: `cuda:{local rank % number of GPUs}`, without GPUs `cpu`."""
+    """This rank's device: a GPU that it sees, or `cpu` where it sees none.
+
+    Of the GPUs that it sees it is number `local rank % number of GPUs`: a rank
+    that sees one takes that one, and ranks that outnumber the GPUs share them,
+    over gloo. Where nothing sets LOCAL_RANK it is the rank, once the group has
+    started.
+    """
+    return _device_of(_local_rank())
+
+
+def _device_of(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", _local_rank() % torch.cuda.device_count())
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def _local_rank() -> int:
@@ -93,8 +111,10 @@ def check_group(process_group: Group = None) -> None:
             "init_process_group() under torchrun, or use miniddp.run_ranks"
         )
     if dist.get_rank(process_group) < 0:
-        what = "is not a member of the process group it passed"
-        raise ValueError(f"rank {dist.get_rank()} {what}")
+        raise ValueError(
+            f"rank {dist.get_rank()} is not a member of the process group "
+            "it passed"
+        )
 
 
 class _Get:
