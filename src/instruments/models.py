@@ -1,10 +1,11 @@
-"""Real models as the simulator's layers: what each computes, and its gradients."""
+"""Models: real ones as the simulator's layers, and equal layers to measure."""
 
 import torch
 from torch import nn
 
 from finetune.model import build_model
 from instruments.simulator import Layer
+from miniddp import set_seed
 
 
 def layers_of_smollm2(size: str, tokens: int, flops_per_second: float) -> list[Layer]:
@@ -45,3 +46,13 @@ def layers_by_bytes(module: nn.Module, compute: float) -> list[Layer]:
         backward = compute * 2 / 3 * share
         layers.append(Layer(forward, backward, [parameter.nbytes]))
     return layers
+
+
+def equal_layers(width: int, count: int) -> nn.Sequential:
+    """Square linear layers, each with a ReLU, of equal weights on all ranks.
+
+    Backward makes as many bytes of gradients in every second.
+    """
+    set_seed(0)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)]
+    return nn.Sequential(*layers)

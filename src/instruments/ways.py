@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from instruments.clock import clock, slowest
+from instruments.models import equal_layers
 from instruments.network import fit_table
 from instruments.simulator import AllReduce, Layer, Step, buckets, simulate
-from miniddp import DistributedDataParallel, set_seed
+from miniddp import DistributedDataParallel
 from miniddp.bucket import MIB
 
 PER_PARAMETER = "a message per parameter"
@@ -80,13 +81,8 @@ class Bench:
     cap_mib: int
     rounds: int
 
-    def network(self) -> nn.Module:
-        set_seed(0)
-        layers = [
-            nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU())
-            for _ in range(self.layers)
-        ]
-        return nn.Sequential(*layers)
+    def build(self) -> nn.Module:
+        return equal_layers(self.width, self.layers)
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,8 @@ def measure_ways(rank: int, bench: Bench) -> Measured:
     runs on the machine can only add time.
     """
     torch.set_num_threads(1)
-    plain = bench.network()
-    ddp = DistributedDataParallel(bench.network(), bucket_cap_mb=bench.cap_mib)
+    plain = bench.build()
+    ddp = DistributedDataParallel(bench.build(), bucket_cap_mb=bench.cap_mib)
     inputs = torch.randn(bench.batch, bench.width)
     ways: dict[str, Callable[[], object]] = {
         PER_PARAMETER: lambda: step(plain, inputs, one_message_each),
