@@ -10,6 +10,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 TORCHRUN = ("-m", "torch.distributed.run")
 """torchrun as Python's arguments: the torchrun of this Python, whatever PATH says."""
@@ -124,3 +127,20 @@ def held_out_loss(text: str) -> float:
     if found is None:
         raise ValueError(f"no held-out loss stands in {text!r}")
     return float(found[1])
+
+
+def run_edited_stage(rank: int, file: str, old: str, new: str, steps: int) -> None:
+    """A program of `stages/` in the group that this rank is in, with `new` for `old`.
+
+    Raises `ValueError` if `old` does not stand in it exactly once.
+    """
+    source = Path("stages", file).read_text(encoding="utf-8")
+    if source.count(old) != 1:
+        raise ValueError(f"{file} has {source.count(old)} times {old!r}, expected once")
+    os.environ["STEPS"] = str(steps)
+    torch.set_num_threads(1)
+    names: dict[str, Any] = {"__name__": "stage"}
+    exec(source.replace(old, new), names)
+    names["init_process_group"] = lambda: None
+    names["destroy_process_group"] = lambda: None
+    names["main"]()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from instruments import bench_ddp, bench_ring, clock, flops
+from instruments import bench_ddp, bench_ring, clock, flops, held
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = 2**20  # bytes that the stand-in always says are allocated
@@ -149,7 +149,7 @@ def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
     profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
     assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
     assert torch.profiler.ProfilerActivity.CUDA in profile.BOTH
-    started = part_of("runs/02-ranks.py", "ranks", "gpus")
+    started = part_of("runs/02-launching.py", "ranks", "gpus")
     assert (started.ranks, started.gpus) == (2, 1)  # one rank more than NCCL takes
 
 
@@ -159,10 +159,11 @@ def test_a_rank_gets_a_share_of_the_gpus_memory(asked: list[str]) -> None:
 
 
 def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
-    memory = part_of("runs/15-memory.py", "peak_of_step", "hold", "Case", "ddp", SIZE="tiny")
-    before, kept, peak = memory.peak_of_step(0, memory.Case(memory.ddp, "tiny", 1))
-    assert (before, kept, peak) == (HELD, 0, HELD)
-    assert memory.hold(0, memory.ddp, "tiny")[1] == HELD
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = held.bytes_of_step(model, optimizer, {"inputs": torch.ones(3)})
+    assert step == held.StepBytes(before=HELD, kept=0, peak=HELD)
+    assert "reset_peak_memory_stats" in asked
 
 
 def test_every_measure_of_the_repair_can_be_taken(asked: list[str]) -> None:

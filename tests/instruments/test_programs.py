@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from instruments import programs
+from miniddp import run_ranks
+from miniddp.launch import RanksFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,3 +61,15 @@ def test_losses_are_read_from_what_a_stage_prints():
     assert programs.held_out_loss(text) == 4.75
     with pytest.raises(ValueError, match="no held-out loss"):
         programs.held_out_loss("step 20  loss 5.5")
+
+
+def test_a_stage_runs_in_a_group_that_is_there_with_a_line_replaced(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    seed = "torch.manual_seed(0)"
+    call = (programs.run_edited_stage, 2, "3_sharding.py", seed)
+    printed = [run_ranks(*call, new, 1, timeout=300).outputs[0] for new in (seed, "torch.seed()")]
+    losses = [programs.step_losses(text) for text in printed]
+    assert [list(found) for found in losses] == [[1], [1]]
+    assert losses[0] != losses[1]
+    with pytest.raises(RanksFailed, match=r"3_sharding\.py has 0 times 'nothing', expected once"):
+        run_ranks(programs.run_edited_stage, 1, "3_sharding.py", "nothing", "", 1)
