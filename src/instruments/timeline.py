@@ -2,7 +2,7 @@
 
 import json
 import threading
-from functools import partial
+import weakref
 from typing import Any
 
 import torch.distributed as dist
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from instruments.clock import now, seconds_between
 from miniddp.bucket import Bucket
 from miniddp.ddp import DistributedDataParallel
+from miniddp.ddp.reducer import Reducer
 
 
 class Timeline:
@@ -27,10 +28,36 @@ class Timeline:
         self._open: dict[int, dict[str, Any]] = {}
         self._step = 0
         self._lock = threading.Lock()
-        reducer: Any = ddp.reducer
-        reducer.prepare_for_backward = partial(self._prepare, reducer.prepare_for_backward)
-        reducer.put_into_bucket = partial(self._put, reducer, reducer.put_into_bucket)
-        reducer.launch = partial(self._launch, reducer.launch)
+        self._attach(ddp.reducer)
+
+    def _attach(self, reducer: Reducer) -> None:
+        """Have three methods of the reducer note when they are called.
+
+        What replaces them holds the reducer weakly: else it would keep itself alive.
+        """
+        here: Any = weakref.proxy(reducer)
+        kind = type(reducer)
+
+        def prepare_for_backward(output: Any) -> Any:
+            self._step += 1
+            self._open = {}
+            return kind.prepare_for_backward(here, output)
+
+        def mark_ready(i: int) -> None:
+            bucket = here.bucket_of[i]
+            if bucket.pending == 1 and here.expecting:
+                self._mark(bucket, "ready")
+            kind.mark_ready(here, i)
+
+        def launch(bucket: Bucket) -> Any:
+            self._mark(bucket, "launched")
+            work = kind.launch(here, bucket)
+            future = work.get_future() if isinstance(work, dist.Work) else work
+            future.add_done_callback(lambda _: self._mark(bucket, "done"))
+            return work
+
+        for method in (prepare_for_backward, mark_ready, launch):
+            setattr(reducer, method.__name__, method)
 
     def note(self, name: str) -> None:
         """Note a moment of the training loop, such as the begin of backward."""
@@ -51,24 +78,6 @@ class Timeline:
 
     def _seconds(self, moment: Any) -> float:
         return seconds_between(self._start, moment)
-
-    def _prepare(self, prepare: Any, output: Any) -> Any:
-        self._step += 1
-        self._open = {}
-        return prepare(output)
-
-    def _put(self, reducer: Any, put: Any, i: int) -> None:
-        put(i)
-        bucket = reducer.place_of[i][0]
-        if bucket.pending == 0:
-            self._mark(bucket, "ready")
-
-    def _launch(self, launch: Any, bucket: Bucket) -> Any:
-        self._mark(bucket, "launched")
-        work = launch(bucket)
-        future = work.get_future() if isinstance(work, dist.Work) else work
-        future.add_done_callback(lambda _: self._mark(bucket, "done"))
-        return work
 
     def _mark(self, bucket: Bucket, event: str) -> None:
         moment = now()

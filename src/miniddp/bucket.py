@@ -23,34 +23,41 @@ def plan_buckets(
     """
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
+    sizes: dict[Hashable, int] = {}
     caps: dict[Hashable, int] = {}
     for i in order:
-        bucket = filling.setdefault(kinds[i], [])
-        bucket.append(i)
-        size = sum(num_bytes[j] for j in bucket)
-        if size >= caps.get(kinds[i], first_cap_bytes):
-            closed.append(filling.pop(kinds[i]))
-            caps[kinds[i]] = cap_bytes
+        kind = kinds[i]
+        filling.setdefault(kind, []).append(i)
+        sizes[kind] = sizes.get(kind, 0) + num_bytes[i]
+        if sizes[kind] >= caps.get(kind, first_cap_bytes):
+            closed.append(filling.pop(kind))
+            sizes[kind] = 0
+            caps[kind] = cap_bytes
     return closed + list(filling.values())
 
 
 class Bucket:
     """Gradients of some parameters, by their `indices`, in one flat buffer.
 
-    `pending` of them are not in it yet. The methods are torch's `GradBucket`'s.
+    `pending` of them are not ready yet. The methods are torch's `GradBucket`'s.
     """
 
     def __init__(
         self, index: int, plan: list[list[int]], parameters: Sequence[Tensor]
     ) -> None:
-        self.indices, self.pending = plan[index], len(plan[index])
-        self._index, self._is_last = index, index == len(plan) - 1
+        self.indices = plan[index]
+        self.pending = len(self.indices)
+        self._index = index
+        self._is_last = index == len(plan) - 1
         self._parameters = [parameters[i] for i in self.indices]
         dense = [torch.empty_like(p, device="meta") for p in self._parameters]
         sizes = [like.numel() for like in dense]
         self._flat = self._parameters[0].new_zeros(sum(sizes))
-        parts = zip(torch.split(self._flat, sizes), dense, strict=True)
-        self._views = [x.as_strided(p.size(), p.stride()) for x, p in parts]
+        pieces = torch.split(self._flat, sizes)
+        self._views = [
+            piece.as_strided(like.size(), like.stride())
+            for piece, like in zip(pieces, dense, strict=True)
+        ]
 
     def index(self) -> int:
         return self._index
@@ -71,11 +78,6 @@ class Bucket:
         return self._parameters
 
 
-def same_memory(gradient: Tensor | None, view: Tensor) -> bool:
-    """Whether the gradient lies in its bucket."""
-    return gradient is not None and gradient.data_ptr() == view.data_ptr()
-
-
 def build_buckets(
     parameters: Sequence[Tensor], cap_mb: float | None, order: Sequence[int]
 ) -> list[Bucket]:
@@ -84,12 +86,12 @@ def build_buckets(
     `cap_mb` is torch's option, in MiB. None: 25, and 1 for the first bucket.
     While the order is not known, the last parameters' bucket goes first.
     """
-    caps = (25, 1) if cap_mb is None else (cap_mb, cap_mb)
     plan = plan_buckets(
-        [parameter.nbytes for parameter in parameters],
-        [(parameter.dtype, parameter.device) for parameter in parameters],
-        order or range(len(parameters)),
-        *(int(cap * MIB) for cap in caps),
+        num_bytes=[parameter.nbytes for parameter in parameters],
+        kinds=[(parameter.dtype, parameter.device) for parameter in parameters],
+        order=order or range(len(parameters)),
+        cap_bytes=int(MIB * (25 if cap_mb is None else cap_mb)),
+        first_cap_bytes=int(MIB * (1 if cap_mb is None else cap_mb)),
     )
     if not order:
         plan.sort(key=min, reverse=True)

@@ -51,7 +51,7 @@ def _average(tensor: Tensor, process_group: Group) -> Mean:
     """Divide, then add: the sum of undivided float16 could overflow."""
     tensor.mul_(1 / dist.get_world_size(process_group))
     work = dist.all_reduce(tensor, group=process_group, async_op=True)
-    future: Mean = work.get_future().then(lambda f: f.value()[0])
+    future: Mean = work.get_future().then(lambda _: tensor)
     return future
 
 
@@ -119,7 +119,9 @@ class PowerSGDState:
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Mean:  # noqa: N802
     """Send a low-rank approximation P·Qᵀ of every large matrix.
 
-    It waits for its all-reduces, so nothing of it overlaps with backward.
+    It waits for its all-reduces, so nothing of it overlaps with backward. As
+    in torch, one gradient that is inf or NaN stays in the error feedback for
+    good: a GradScaler, which lets some steps overflow, does not go with it.
     Source: Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
     """
     group, rank = state.process_group, state.matrix_approximation_rank
@@ -144,11 +146,11 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Mean:  # noqa: N8
     ps = [m @ q for m, q in zip(matrices, qs, strict=True)]
     _average_together(ps + others, group)
     ps = [_orthonormal(p) for p in ps]
-    qs = [m.t() @ p for m, p in zip(matrices, ps, strict=True)]
+    qs = [m.mH @ p for m, p in zip(matrices, ps, strict=True)]
     _average_together(qs, group)
     state.qs[index] = qs
     for matrix, error, p, q in zip(matrices, errors, ps, qs, strict=True):
-        approximation = p @ q.t()
+        approximation = p @ q.mH
         torch.sub(matrix, approximation, out=error)
         matrix.copy_(approximation)
     return _done(bucket.buffer())
@@ -162,7 +164,8 @@ def _is_large(gradient: Tensor, rank: int) -> bool:
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    q: Tensor = torch.linalg.qr(matrix.float()).Q
+    exact = torch.promote_types(matrix.dtype, torch.float32)  # or complex
+    q: Tensor = torch.linalg.qr(matrix.to(exact)).Q
     return q.to(matrix.dtype)
 
 

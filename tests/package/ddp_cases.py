@@ -868,19 +868,6 @@ def a_missing_gradient(wrap: Any, rank: int, world_size: int) -> None:
 
 
 @parity("averaging")
-def two_forwards_then_two_backwards(wrap: Any, rank: int, world_size: int) -> None:
-    """Two forward passes, then a backward pass for each: the second is not averaged."""
-    if world_size == 1:
-        return
-    ddp = wrap(Mlp())
-    losses = [ddp(torch.randn(3, 5)).sum() for _ in range(2)]
-    losses[0].backward()
-    assert_equal_on_all_ranks(ddp)
-    losses[1].backward()
-    assert_differs_between_ranks(ddp)
-
-
-@parity("averaging")
 def wrapped_twice(wrap: Any, rank: int, world_size: int) -> None:
     """A module that is wrapped while another wrapper lives: the earlier one averages no more."""
     module = Mlp()
@@ -954,7 +941,6 @@ BOTH = [
     buffers_of_any_strides,
     two_losses_of_disjoint_parameters,
     a_missing_gradient,
-    two_forwards_then_two_backwards,
     wrapped_twice,
     outputs_left_out_of_the_loss,
 ]

@@ -4,6 +4,7 @@ import copy
 import inspect
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -276,9 +277,13 @@ def wrap_while_the_loss_lives(rank: int) -> None:
         loss = ddp(torch.randn(2, 5)).sum()
         loss.backward()
         ddp_cases.assert_equal_on_all_ranks(ddp)
-    assert [len(p._post_accumulate_grad_hooks) for p in model.parameters()] == [1] * 6
+    reducer = weakref.ref(ddp.reducer)
+    graph = ddp(torch.randn(2, 5)).sum()
     del ddp
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert reducer() is None
+    model.zero_grad()
+    graph.backward()
+    ddp_cases.assert_differs_between_ranks(model)
     assert loss.requires_grad
 
 
@@ -302,7 +307,7 @@ def launched_from_two_threads(rank: int) -> list[int]:
     reducer.finish = lambda: None
     numbers = range(len(reducer.parameters) - 1)  # the last one would end a backward pass
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(torch.no_grad()(reducer.autograd_hook), numbers))
+        list(pool.map(torch.no_grad()(reducer.mark_ready), numbers))
     return order
 
 
@@ -434,8 +439,8 @@ def converted_after_wrapping(rank: int) -> None:
 
 def test_converting_the_module_after_wrapping() -> None:
     for message in fails_on_every_rank(2, converted_after_wrapping):
-        own = f"on {device()}"
-        assert f"is torch.float64 {own}, its bucket torch.float32 {own}" in message
+        here = f"on {device()}"
+        assert f"is torch.float64 {here}, but was torch.float32 {here} when" in message
 
 
 def frozen_on_one_rank(rank: int) -> None:

@@ -19,7 +19,12 @@ from miniddp import hooks, ring, zero
 from miniddp.ddp import checks
 
 from ..parity import row
-from .ddp_cases import Mlp, TwoPaths, assert_equal_on_all_ranks
+from .ddp_cases import (
+    Mlp,
+    TwoPaths,
+    assert_differs_between_ranks,
+    assert_equal_on_all_ranks,
+)
 from .ranks import run
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -56,6 +61,53 @@ def a_gradient_is_missing(rank: int) -> None:
 )
 def test_a_gradient_is_missing() -> None:
     on_two_ranks(a_gradient_is_missing)
+
+
+def two_forwards_then_two_backwards(rank: int) -> None:
+    for wrap in (TorchDDP, OurDDP):
+        ddp = wrap(Mlp())
+        losses = [ddp(inputs()).sum() for _ in range(2)]
+        losses[0].backward()
+        assert_equal_on_all_ranks(ddp)
+        if wrap is TorchDDP:
+            losses[1].backward()
+            assert_differs_between_ranks(ddp)
+        else:
+            with pytest.raises(RuntimeError, match="averaged already"):
+                losses[1].backward()
+
+
+@row(
+    "differ",
+    says="Two forward passes, then a backward pass for each.",
+    torch="The second is not averaged, without a word.",
+    miniddp="The second raises on every rank.",
+)
+def test_two_forwards_then_two_backwards() -> None:
+    on_two_ranks(two_forwards_then_two_backwards)
+
+
+def backward_twice(rank: int) -> None:
+    for wrap in (TorchDDP, OurDDP):
+        ddp = wrap(Mlp())
+        loss = ddp(inputs()).sum()
+        loss.backward(retain_graph=True)
+        if wrap is TorchDDP:
+            loss.backward()
+            assert_differs_between_ranks(ddp)
+        else:
+            with pytest.raises(RuntimeError, match="averaged already"):
+                loss.backward()
+
+
+@row(
+    "differ",
+    says="Two backward passes through one forward pass, with `retain_graph=True`.",
+    torch="The second is not averaged, without a word.",
+    miniddp="The second raises on every rank.",
+)
+def test_backward_twice() -> None:
+    on_two_ranks(backward_twice)
 
 
 def used_before_zero_grad(rank: int) -> None:

@@ -9,6 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
+from miniddp.bucket import Bucket
+from miniddp.replicate import check_dense
+
 NOT_HERE = (
     "static_graph delay_all_reduce_named_params param_to_hook_all_reduce "
     "mixed_precision device_mesh skip_all_reduce_unused_params "
@@ -19,6 +22,15 @@ CURES = (
     "Cure it by making sure all `forward` function outputs participate in "
     "calculating loss, by freezing what is unused before wrapping, or by "
     "passing the keyword argument `find_unused_parameters=True`."
+)
+CURES_OF_SEARCH = (
+    "`find_unused_parameters=True` has found them in the graph of forward's "
+    "output, but the loss does not use them: make sure that all `forward` "
+    "function outputs participate in calculating loss."
+)
+NO_JOIN = (
+    "miniddp's DistributedDataParallel has no join: give every rank as many "
+    "batches (DistributedSampler), or use torch's class"
 )
 
 
@@ -53,7 +65,9 @@ def check_module(
     device_ids: Sequence[int | torch.device] | None,
     output_device: int | torch.device | None,
 ) -> None:
-    """Raise as torch for a module that cannot be wrapped so."""
+    """Raise for a module that cannot be wrapped so, where torch can, as it."""
+    for name, parameter in module.named_parameters():
+        check_dense(name, parameter)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have "
@@ -65,14 +79,24 @@ def check_module(
         )
     devices = {parameter.device for parameter in module.parameters()}
     for wanted in [*(device_ids or ()), output_device]:
-        if isinstance(wanted, int):
-            wanted = torch.device("cuda", wanted)
-        if wanted is not None and devices != {torch.device(wanted)}:
+        if wanted is not None and devices != {gpu(wanted)}:
             raise ValueError(
                 "device_ids and output_device must name the one GPU of the "
                 f"module, but got {device_ids} and {output_device} for "
                 f"parameters on {', '.join(sorted(map(str, devices)))}."
             )
+
+
+def gpu(wanted: int | str | torch.device) -> torch.device | None:
+    """The GPU that is meant, with its number; None if it is no GPU."""
+    if isinstance(wanted, int):
+        return torch.device("cuda", wanted)
+    device = torch.device(wanted)
+    if device.type != "cuda":
+        return None
+    if device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def check_hook(hook: Any, registered: Any) -> None:
@@ -94,40 +118,98 @@ def check_hook(hook: Any, registered: Any) -> None:
         )
 
 
-def check_gradient(
-    name: str, parameter: torch.Tensor, view: torch.Tensor, is_ready: bool
+def check_kinds(
+    names: Sequence[str],
+    parameters: Sequence[torch.Tensor],
+    kinds: Sequence[tuple[torch.dtype, torch.device]],
 ) -> None:
-    """Raise `RuntimeError` if a gradient cannot travel in its bucket."""
-    if is_ready:
-        raise RuntimeError(
-            f"Expected to mark a variable ready only once: {name!r} got its "
-            "gradient twice in one backward pass, from a re-entrant checkpoint "
-            "(pass use_reentrant=False) or outside of forward."
-        )
+    """Raise `RuntimeError` for a parameter converted or moved since wrapping.
+
+    Its gradients would no longer come to the reducer.
+    """
+    now = [(parameter.dtype, parameter.device) for parameter in parameters]
+    if now == kinds:
+        return
+    i = next(i for i, kind in enumerate(kinds) if now[i] != kind)
+    raise RuntimeError(
+        f"{names[i]!r} is {now[i][0]} on {now[i][1]}, but was {kinds[i][0]} on "
+        f"{kinds[i][1]} when it was wrapped: convert the module, then wrap it"
+    )
+
+
+def check_gradients(
+    names: Sequence[str], bucket: Bucket, gradients: Sequence[torch.Tensor]
+) -> None:
+    """Raise `RuntimeError` if one of them cannot travel in the bucket."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "DistributedDataParallel does not work with create_graph=True"
+            "DistributedDataParallel does not work with create_graph=True: "
+            "take gradients of gradients with torch.autograd.grad"
         )
-    gradient = parameter.grad
-    if gradient is not None and gradient.layout != torch.strided:
-        raise RuntimeError(
-            f"gradient of {name!r} is sparse: buckets hold dense gradients "
-            "only; use sparse=False in the embedding"
-        )
-    if (parameter.dtype, parameter.device) != (view.dtype, view.device):
-        raise RuntimeError(
-            f"{name!r} is {parameter.dtype} on {parameter.device}, its bucket "
-            f"{view.dtype} on {view.device}: move the module, then wrap it"
-        )
+    dtype = bucket.buffer().dtype
+    kinds = {(gradient.dtype, gradient.layout) for gradient in gradients}
+    if kinds == {(dtype, torch.strided)}:
+        return
+    for i, gradient in zip(bucket.indices, gradients, strict=True):
+        if gradient.layout != torch.strided:
+            raise RuntimeError(
+                f"gradient of {names[i]!r} is sparse: buckets hold dense "
+                "gradients only; use sparse=False in the embedding"
+            )
+        if gradient.dtype != dtype:
+            raise RuntimeError(
+                f"gradient of {names[i]!r} is {gradient.dtype}, its parameter "
+                f"was {dtype} when it was wrapped: gradients need the dtype of "
+                "their parameters"
+            )
 
 
-def not_finished(names: Sequence[str], ready: Container[int]) -> RuntimeError:
+def ready_twice(name: str, in_another_pass: bool) -> RuntimeError:
+    """The error of a parameter whose gradient came twice after one forward."""
+    twice = (
+        "Expected to mark a variable ready only once: "
+        f"{name!r} got its gradient twice "
+    )
+    if in_another_pass:
+        return RuntimeError(
+            f"{twice}after one forward, in two backward passes: add the losses "
+            "and call backward once, or give each loss a forward of its own "
+            "and run all but the last inside no_sync()"
+        )
+    return RuntimeError(
+        f"{twice}in one backward pass: a part of the model runs in a "
+        "re-entrant checkpoint (pass use_reentrant=False), or uses the "
+        "parameter outside of what forward returns"
+    )
+
+
+def averaged_already() -> RuntimeError:
+    """The error of a backward pass whose gradients nobody would average."""
+    return RuntimeError(
+        "backward ran again through a forward pass whose gradients are "
+        "averaged already: add the losses and call backward once, or run all "
+        "but the last forward and backward inside no_sync()"
+    )
+
+
+def not_the_view(name: str) -> RuntimeError:
+    """The error of a gradient that is no longer a view of its bucket."""
+    return RuntimeError(
+        f"gradient of {name!r} is not the expected DDP bucket view with "
+        "gradient_as_bucket_view=True: another wrapper has the same parameter, "
+        "or a hook has replaced .grad during backward"
+    )
+
+
+def not_finished(
+    names: Sequence[str], ready: Container[int], cures: str
+) -> RuntimeError:
     """The error of a forward pass after a backward that left gradients out."""
     missing = [name for i, name in enumerate(names) if i not in ready]
     return RuntimeError(
         "Expected to have finished reduction in the prior iteration before "
         "starting a new one: parameters which did not receive grad for rank "
-        f"{dist.get_rank()}: {shortened(missing)}. {CURES}"
+        f"{dist.get_rank()}: {shortened(missing)}. {cures}"
     )
 
 

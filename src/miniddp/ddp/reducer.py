@@ -1,88 +1,174 @@
-"""The reducer: puts gradients into buckets, sends them, gives the mean back."""
+"""The reducer: collects gradients in buckets, sends them, gives the mean back.
+
+Streams. On a GPU autograd runs backward on the streams of forward, and calls
+the hooks on them (torch.autograd, "Stream semantics of backward passes"). There
+`fill` queues its copies, so a bucket is filled behind the kernels that compute
+its gradients. NCCL works on a stream of its own: an asynchronous all-reduce
+makes it wait for the stream that filled the bucket (ProcessGroupNCCL.cpp,
+syncStream), and `work.wait()` in `finish` makes backward's stream wait for it:
+Python goes on at once. The copies back are queued behind that. Nothing needs
+`record_stream`: a bucket is allocated once and lives as long as its reducer,
+and each use of it waits for the one before. A communication hook is called on
+the stream that filled the bucket; what it queues elsewhere has to wait for that
+stream, and the future that it returns stands for all that it has queued.
+"""
 
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
-from miniddp.bucket import Bucket, build_buckets, same_memory
+from miniddp.bucket import Bucket, build_buckets
 from miniddp.ddp import checks
+from miniddp.ddp.outputs import tensors_with_graph
 from miniddp.hooks import Hook, wait_for
 
 
 class Reducer:
-    """Puts gradients into buckets and averages them while backward runs."""
+    """Averages the gradients of some parameters while backward runs.
 
-    def __init__(self, ddp: Any) -> None:
-        named = ddp.module.named_parameters()
-        trained = {name: p for name, p in named if p.requires_grad}
-        self.names, self.parameters = list(trained), list(trained.values())
-        self.group = ddp.process_group
-        self.world_size = dist.get_world_size(self.group)
-        self.as_views = ddp.gradient_as_bucket_view
-        self.cap_mb = ddp.bucket_cap_mb
+    Args:
+        named_parameters: names and parameters, all of which get a gradient.
+        group: the ranks that average.
+        cap_mb: a bucket is sent when it has reached this size, in MiB, or None.
+        as_views: let each `.grad` be a view of its bucket.
+        rebuild: after the first backward, plan the buckets in its order.
+    """
+
+    cures = checks.CURES
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, Tensor]],
+        group: dist.ProcessGroup,
+        cap_mb: float | None,
+        as_views: bool,
+        rebuild: bool = True,
+    ) -> None:
+        self.names = [name for name, _ in named_parameters]
+        self.parameters = [parameter for _, parameter in named_parameters]
+        self.kinds = [(p.dtype, p.device) for p in self.parameters]
+        self.group = group
+        self.world_size = dist.get_world_size(group)
+        self.cap_mb = cap_mb
+        self.as_views = as_views
+        self.rebuilt = not rebuild
         self.comm_hook: tuple[Hook, Any] | None = None
         self.lock = threading.RLock()  # backward has a thread for each device
-        self.expecting = False
-        self.rebuilt = ddp.find_unused_parameters  # then orders may change
+        self.expecting = False  # forward has asked for a mean
+        self.in_backward = False
+        self.backwards = 0  # that have ended since forward
+        self.too_late = False  # this one's gradients are averaged already
         self.ready: dict[int, None] = {}  # parameters, in order
         self.first_order: list[int] = []
         self.launched: list[tuple[Bucket, Any]] = []
-        self.new_buckets(self.cap_mb if self.rebuilt else sys.maxsize)
-        me = weakref.proxy(self)  # hooks do not keep the reducer alive
-        for i, parameter in enumerate(self.parameters):
-            add_hook: Any = parameter.register_post_accumulate_grad_hook
-            handle = add_hook(lambda _, i=i: me.autograd_hook(i))
-            weakref.finalize(self, handle.remove)
+        self.unused_everywhere: set[int] = set()
+        self.new_buckets(sys.maxsize if rebuild else cap_mb)
+        self.add_hooks()
 
     def new_buckets(self, cap_mb: float | None) -> None:
         self.buckets = build_buckets(self.parameters, cap_mb, self.first_order)
-        self.place_of = {}
-        for bucket in self.buckets:
-            for i, view in zip(bucket.indices, bucket.gradients(), strict=True):
-                self.place_of[i] = bucket, view
+        self.bucket_of = {
+            i: bucket for bucket in self.buckets for i in bucket.indices
+        }
+
+    def add_hooks(self) -> None:
+        """Have `mark_ready` called when a parameter's gradient is complete.
+
+        The hooks stand behind the nodes that accumulate, so that they run after
+        all hooks of tensors, whenever a user registers these.
+        """
+        self.nodes = [get_gradient_edge(p).node for p in self.parameters]
+        reducer = weakref.proxy(self)  # hooks do not keep the reducer alive
+        handles = []
+        for number, node in enumerate(self.nodes):
+
+            def hook(_inputs: Any, _outputs: Any, i: int = number) -> None:
+                reducer.mark_ready(i)
+
+            handles.append(node.register_hook(hook))
+        weakref.finalize(self, remove_all, handles)
 
     def prepare_for_backward(self, output: Any) -> Any:
         """Forward has ended, and its backward shall average."""
-        self.expecting, self.ready = True, {}
-        launched, self.launched = self.launched, []
+        self.expecting = True
+        self.in_backward = False
+        self.backwards = 0
+        self.ready = {}
+        launched = self.launched
+        self.launched = []
         for bucket, work in launched:  # after an error in backward
             wait_for(work, bucket)
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)
+        begin_backward = weakref.WeakMethod(self.begin_backward)
+        for tensor in tensors_with_graph(output):
+            tensor.register_hook(partial(call, begin_backward))  # type: ignore[no-untyped-call]
         return output
 
-    def autograd_hook(self, i: int) -> None:
+    def begin_backward(self) -> None:
+        """Backward has reached an output of forward."""
+        with self.lock:
+            if self.in_backward:
+                return
+            self.in_backward = True
+            self.too_late = not self.expecting
+            after_backward(self.end_backward)
+
+    def end_backward(self) -> None:
+        self.in_backward = False
+        self.too_late = False
+        self.backwards += 1
+        if self.expecting:  # some gradient has not come
+            checks.check_kinds(self.names, self.parameters, self.kinds)
+
+    def mark_ready(self, i: int) -> None:
         """Autograd has accumulated the gradient of parameter i."""
         if not self.expecting:
+            if self.too_late:
+                raise checks.averaged_already()
             return
         with self.lock:
-            self.put_into_bucket(i)
-            self.launch_full_buckets()
-
-    def put_into_bucket(self, i: int) -> None:
-        parameter, (bucket, view) = self.parameters[i], self.place_of[i]
-        checks.check_gradient(self.names[i], parameter, view, i in self.ready)
-        if parameter.grad is None:
-            view.zero_()
-        else:  # copy and divide in one pass; a communication hook divides
-            share = 1 if self.comm_hook else 1 / self.world_size
-            torch.mul(parameter.grad, share, out=view)
-            if self.as_views:
-                parameter.grad = view.detach()
-        self.ready[i] = None
-        bucket.pending -= 1
+            if i in self.ready:
+                raise checks.ready_twice(self.names[i], self.backwards > 0)
+            self.ready[i] = None
+            bucket = self.bucket_of[i]
+            bucket.pending -= 1
+            if bucket.pending == 0:
+                self.launch_full_buckets()
 
     def launch_full_buckets(self) -> None:
         """Launch in the same order on every rank, whichever is full first."""
         for bucket in self.buckets[len(self.launched) :]:
             if bucket.pending > 0:
                 return
+            self.fill(bucket)
             self.launched.append((bucket, self.launch(bucket)))
-        torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        after_backward(self.finish)
+
+    def fill(self, bucket: Bucket) -> None:
+        """Copy the gradients into the bucket and divide them, all at once."""
+        parameters = bucket.parameters()
+        views = bucket.gradients()
+        gradients = [
+            view.zero_() if parameter.grad is None else parameter.grad
+            for parameter, view in zip(parameters, views, strict=True)
+        ]
+        checks.check_gradients(self.names, bucket, gradients)
+        torch._foreach_copy_(views, gradients)
+        if not self.comm_hook:  # else the hook divides
+            bucket.buffer().mul_(1 / self.world_size)
+        if self.as_views:
+            for parameter, view in zip(parameters, views, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad = view.detach()
 
     def launch(self, bucket: Bucket) -> Any:
         """Start to average the bucket; what to wait for."""
@@ -94,38 +180,86 @@ class Reducer:
     @torch.no_grad()
     def finish(self) -> None:
         """Backward is done: wait; let every `.grad` be the mean."""
-        launched, self.launched, self.expecting = self.launched, [], False
+        launched = self.launched
+        self.launched = []
+        self.expecting = False
         self.first_order = self.first_order or list(self.ready)
         for bucket, work in launched:
             wait_for(work, bucket)
-            for i in bucket.indices:
-                self.give_mean(i)
+            self.give_back(bucket)
 
-    def give_mean(self, i: int) -> None:
-        parameter, (_, view) = self.parameters[i], self.place_of[i]
-        if same_memory(parameter.grad, view):
-            return
-        if self.as_views:
-            parameter.grad = view.detach()
-        elif parameter.grad is None:
-            parameter.grad = view.clone()
-        else:
-            parameter.grad.copy_(view)
+    def give_back(self, bucket: Bucket) -> None:
+        """Let `.grad` be the mean, for all parameters of the bucket at once."""
+        gradients = []
+        means = []
+        views = bucket.gradients()
+        for i, view in zip(bucket.indices, views, strict=True):
+            if i in self.unused_everywhere:
+                continue
+            parameter = self.parameters[i]
+            gradient = parameter.grad
+            if gradient is None:
+                mean = view.detach() if self.as_views else view.clone()
+                parameter.grad = mean
+            elif not self.as_views:
+                gradients.append(gradient)
+                means.append(view)
+            elif not same_memory(gradient, view):
+                raise checks.not_the_view(self.names[i])
+        if gradients:
+            torch._foreach_copy_(gradients, means)
 
     @torch.no_grad()
     def rebuild_buckets(self) -> None:
         """After the first backward: buckets in the order of rank 0's hooks."""
         if self.expecting and self.ready:
             self.expecting = False
-            raise checks.not_finished(self.names, self.ready)
+            raise checks.not_finished(self.names, self.ready, self.cures)
         if self.rebuilt or not self.first_order:
             return
         order = torch.tensor(self.first_order).to(self.parameters[0].device)
         dist.broadcast(order, group=self.group, group_src=0)
-        before, self.first_order = self.place_of, order.tolist()
+        self.first_order = order.tolist()
+        before = self.buckets
         self.new_buckets(self.cap_mb)
         self.rebuilt = True
-        for i, parameter in enumerate(self.parameters):
-            if same_memory(parameter.grad, before[i][1]):
-                view = self.place_of[i][1].copy_(before[i][1])
-                parameter.grad = view.detach()
+        if self.as_views:
+            self.move_gradients(before)
+
+    def move_gradients(self, before: Sequence[Bucket]) -> None:
+        """What is a view of a bucket that was becomes one of its successor."""
+        old = views_by_parameter(before)
+        for i, view in views_by_parameter(self.buckets).items():
+            parameter = self.parameters[i]
+            gradient = parameter.grad
+            if gradient is not None and same_memory(gradient, old[i]):
+                parameter.grad = view.copy_(gradient).detach()
+
+
+def views_by_parameter(buckets: Sequence[Bucket]) -> dict[int, Tensor]:
+    return {
+        i: view
+        for bucket in buckets
+        for i, view in zip(bucket.indices, bucket.gradients(), strict=True)
+    }
+
+
+def same_memory(gradient: Tensor, view: Tensor) -> bool:
+    """Whether the gradient lies in its bucket."""
+    return gradient.data_ptr() == view.data_ptr()
+
+
+def after_backward(fn: Callable[[], None]) -> None:
+    """Have autograd call `fn` when the backward pass that runs now is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(fn)
+
+
+def call(method: weakref.WeakMethod[Callable[[], None]], _: Tensor) -> None:
+    """Call the method if its object still lives."""
+    if bound := method():
+        bound()
+
+
+def remove_all(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()

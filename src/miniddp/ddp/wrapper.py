@@ -8,10 +8,10 @@ forward ─► backward ─► hook of each parameter, when its gradient is read
                        last bucket: wait for all; `.grad` is the mean
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from miniddp import replicate
-from miniddp.ddp import checks, unused
+from miniddp.ddp import checks
 from miniddp.ddp.reducer import Reducer
+from miniddp.ddp.unused import CheckingReducer, SearchingReducer
 from miniddp.hooks import Hook
 from miniddp.process import check_group
 
@@ -72,12 +73,16 @@ class DistributedDataParallel(nn.Module):
         checks.refuse_options(locals())
         super().__init__()
         check_group(process_group)
-        at_start, self.forward_sync_buffers = checks.buffer_sync(
+        buffers_at_start, self.forward_sync_buffers = checks.buffer_sync(
             broadcast_buffers, forward_sync_buffers
         )
         if init_sync:
-            replicate.verify_replicas(module, process_group, values=False)
-            replicate.broadcast_module(module, process_group, 0, at_start)
+            replicate.verify_replicas(
+                module, process_group, values=False, buffers=buffers_at_start
+            )
+            replicate.broadcast_module(
+                module, process_group, buffers=buffers_at_start
+            )
         checks.check_module(module, device_ids, output_device)
         self.module = module
         self.process_group = process_group or dist.group.WORLD
@@ -85,8 +90,9 @@ class DistributedDataParallel(nn.Module):
         self.find_unused_parameters = find_unused_parameters
         self.check_reduction = check_reduction
         self.gradient_as_bucket_view = gradient_as_bucket_view
-        self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.bucket_cap_mb = bucket_cap_mb
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
         self.reducer = build_reducer(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -115,6 +121,12 @@ class DistributedDataParallel(nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    def join(self, *_: Any, **__: Any) -> NoReturn:
+        """Not here: raises `NotImplementedError`, also for torch's `Join`."""
+        raise NotImplementedError(checks.NO_JOIN)
+
+    join_hook = join
+
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Let `hook(state, bucket)` average the buckets: see `miniddp.hooks`.
 
@@ -134,6 +146,15 @@ class DistributedDataParallel(nn.Module):
 
 
 def build_reducer(ddp: DistributedDataParallel) -> Reducer:
+    kind: Callable[..., Reducer] = Reducer
     if ddp.find_unused_parameters:
-        return unused.SearchingReducer(ddp)
-    return (unused.CheckingReducer if ddp.check_reduction else Reducer)(ddp)
+        kind = SearchingReducer
+    elif ddp.check_reduction:
+        kind = CheckingReducer
+    named = ddp.module.named_parameters()
+    return kind(
+        [(name, p) for name, p in named if p.requires_grad],
+        group=ddp.process_group,
+        cap_mb=ddp.bucket_cap_mb,
+        as_views=ddp.gradient_as_bucket_view,
+    )
