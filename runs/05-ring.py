@@ -1,17 +1,13 @@
 # %% [markdown]
 # # All-reduce, the ring
 #
-# What stage 4 sends, and what stage 5 sends. Between the two: the ring all-reduce of `miniddp` step
-# by step on small numbers, a mistake in it under test, its order of additions, its results beside
-# Gloo's on random data, its bytes counted, and the time that the model of latency and bandwidth
-# gives for it.
+# What stage 4 sends, and what stage 5 sends. Between the two: a mistake in the ring all-reduce of
+# `miniddp` under test, its order of additions, its results beside Gloo's on random data, its bytes
+# counted, and the time that the model of latency and bandwidth gives for it.
 
 # %% name="setup"
-import os
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 
 import matplotlib.pyplot as plt
@@ -26,6 +22,8 @@ from instruments.cost import (
     root_all_reduce_seconds,
     tree_all_reduce_seconds,
 )
+from instruments.failures import functions_of, hang_of
+from instruments.programs import run_torchrun
 from miniddp import ring
 from miniddp.process import device
 from shakespeare import build_language_model
@@ -42,19 +40,14 @@ def asked_for(rank: int) -> list[int]:
     model = build_language_model()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    sizes, all_reduce = [], dist.all_reduce
-
-    def counted(tensor: torch.Tensor) -> None:
-        sizes.append(tensor.nbytes)
-        all_reduce(tensor)
-
-    dist.all_reduce = counted
+    sizes = []
+    dist.all_reduce = lambda tensor: sizes.append(tensor.nbytes)
     runpy.run_path("stages/4_replicas.py")["average_gradients"](model)
     return sizes
 
 
 sizes = miniddp.run_ranks(asked_for, 2)[0]
-record(all_reduces=len(sizes), gradient_mb=sum(sizes) / 1e6, smallest=min(sizes))
+record(all_reduces=len(sizes), gradient_mb=sum(sizes) / 1e6)
 
 # %% [markdown]
 # ## What all-reduce promises
@@ -96,44 +89,13 @@ def everyone_sends_first(rank: int) -> None:
 
 
 PATIENCE = 4
-try:
-    miniddp.run_ranks(everyone_sends_first, 3, timeout=PATIENCE)
-    raise AssertionError("the ranks must wait for ever")
-except miniddp.launch.RanksTimedOut as error:
-    stacks = error.stacks
+hang = hang_of(everyone_sends_first, 3, timeout=PATIENCE)
 for rank in range(3):
-    functions = re.findall(r"line \d+ in (\w+)", stacks[rank])
+    functions = functions_of(hang.stacks[rank])
     assert {"send", "everyone_sends_first"} <= set(functions)
     assert "recv" not in functions
 waits = f"after {PATIENCE} s still in send,\n  called by everyone_sends_first"
 show_ranks([waits] * 3)
-
-# %% [markdown]
-# ## Three ranks, three chunks
-#
-# The ring, step by step, on the same numbers.
-
-
-# %% name="walk"
-def walk(rank: int) -> list[float]:
-    tensor = digits(rank)
-    place = ring.Ring()
-    chunks = tensor.tensor_split(3)
-    print("at first         ", show(tensor))
-    for step, (send, receive) in enumerate(ring.reduce_scatter_steps(rank, 3)):
-        arrived = torch.empty(1)
-        ring.exchange(chunks[send], arrived, place)
-        chunks[receive].add_(arrived)
-        print(f"reduce-scatter {step}: {show(tensor)}\n  sent chunk {send}, added to {receive}")
-    for step, (send, receive) in enumerate(ring.all_gather_steps(rank, 3)):
-        ring.exchange(chunks[send], chunks[receive], place)
-        print(f"all-gather {step}:     {show(tensor)}\n  sent chunk {send}, replaced {receive}")
-    return tensor.tolist()
-
-
-walked = miniddp.run_ranks(walk, 3)
-assert walked == [[111, 222, 333]] * 3
-show_ranks(walked)
 
 # %% [markdown]
 # ## A ring that is wrong
@@ -175,7 +137,7 @@ for world_size in (2, 3, 4):
         all(ranks) for ranks in zip(*miniddp.run_ranks(is_right, world_size, True), strict=True)
     ]
     assert passed == [True, True, world_size == 2]
-    rows.append([world_size, *("passes" if each else "fails" for each in passed)])
+    rows.append([world_size, *("passes" if verdict else "fails" for verdict in passed)])
 table(rows, ["ranks", *DATA])
 
 # %% [markdown]
@@ -189,15 +151,15 @@ table(rows, ["ranks", *DATA])
 def rounding(rank: int) -> list[list[float]]:
     ours = torch.full((3,), [1e8, -1e8, 1.0][rank])
     theirs = ours.clone()
-    print("has ", columns(ours))
+    print("has ", in_columns(ours))
     ring.all_reduce(ours)
     dist.all_reduce(theirs)
-    print("ring", columns(ours))
-    print("gloo", columns(theirs))
+    print("ring", in_columns(ours))
+    print("gloo", in_columns(theirs))
     return [ours.tolist(), theirs.tolist()]
 
 
-def columns(tensor: torch.Tensor) -> str:
+def in_columns(tensor: torch.Tensor) -> str:
     return " ".join(f"{value:6g}" for value in tensor.tolist())
 
 
@@ -231,12 +193,13 @@ def compare(rank: int) -> list[float]:
     return differences
 
 
-worst = {}
-for world_size in (2, 3, 4):
-    by_length = zip(*miniddp.run_ranks(compare, world_size), strict=True)
-    worst[world_size] = [max(ranks) for ranks in by_length]
-    assert max(worst[world_size]) < 1e-5, "only rounding may differ"
-record(largest_difference=max(max(row) for row in worst.values()), longest=max(LENGTHS))
+largest = max(
+    max(differences)
+    for world_size in (2, 3, 4)
+    for differences in miniddp.run_ranks(compare, world_size)
+)
+assert largest < 1e-5, "only rounding may differ"
+record(largest_difference=largest)
 
 # %% [markdown]
 # ## Bytes, counted
@@ -256,35 +219,15 @@ def count_bytes(rank: int) -> tuple[int, int]:
 num_bytes = 4 * NUM_ELEMENTS
 rows = []
 for world_size in (2, 3, 4, 8):
-    sent = miniddp.run_ranks(count_bytes, world_size)
-    expected = 2 * (world_size - 1) * num_bytes // world_size
-    assert all(by_ring == expected for by_ring, _ in sent), "to the byte"
-    assert sent[0][1] == (world_size - 1) * num_bytes
-    assert all(by_root == num_bytes for _, by_root in sent[1:])
-    rows.append(
-        [
-            world_size,
-            f"{sent[0][0]:,}",
-            *(f"{count / num_bytes:.4g}" for count in (sent[0][0], sent[0][1], sent[1][1])),
-        ]
-    )
-    record(
-        **{
-            f"ring_sent_{world_size}": sent[0][0] / num_bytes,
-            f"root_sent_{world_size}": sent[0][1] / num_bytes,
-        }
-    )
-table(
-    rows,
-    [
-        "ranks",
-        "ring, bytes",
-        "ring, in S",
-        "root-based: rank 0, in S",
-        "others, in S",
-    ],
-)
-record(tensor_bytes=num_bytes, tensor_elements=NUM_ELEMENTS)
+    by_ring, by_root = zip(*miniddp.run_ranks(count_bytes, world_size), strict=True)
+    assert set(by_ring) == {2 * (world_size - 1) * num_bytes // world_size}, "to the byte"
+    assert by_root[0] == (world_size - 1) * num_bytes
+    assert set(by_root[1:]) == {num_bytes}
+    in_sizes = [count / num_bytes for count in (by_ring[0], by_root[0], by_root[1])]
+    rows.append([world_size, f"{by_ring[0]:,}", *(f"{size:.4g}" for size in in_sizes)])
+record(ring_sent_8=by_ring[0] / num_bytes, root_sent_8=by_root[0] / num_bytes)
+columns = ["ranks", "ring, bytes", "ring, in S", "root-based: rank 0, in S", "others, in S"]
+table(rows, columns)
 
 # %% [markdown]
 # ## How long it takes, by the model
@@ -330,24 +273,10 @@ record(
 # %% [markdown]
 # ## The program of this chapter
 
-
 # %% name="stage"
-def launch(ranks: int, steps: int) -> str:
-    command = f"torchrun --standalone --nproc_per_node={ranks} stages/5_ring.py"
-    launched = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command.split()[1:]],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "STEPS": str(steps)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert launched.returncode == 0, launched.stderr
-    return launched.stdout
-
-
 rows = []
 for ranks in (2, 3, 4):
-    (sent,) = re.findall("each step sent .*", launch(ranks, 2))
+    (sent,) = re.findall("each step sent .*", run_torchrun(ranks, "stages/5_ring.py", STEPS="2"))
     assert f" {2 * (ranks - 1) / ranks * sum(sizes) / 1e6:.2f} MB" in sent
     rows.append([ranks, sent])
 table(rows, ["ranks", "printed below the losses"])
