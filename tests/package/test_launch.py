@@ -19,8 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from miniddp import launch
 from miniddp.launch import RankResults, RanksFailed, RanksTimedOut, run_ranks
+from miniddp.launch import ranks as ranks_of_launch
 from miniddp.process import device, init_process_group
 
 from . import ranks
@@ -226,8 +226,72 @@ def test_a_rank_dies_while_the_others_wait(how: Callable[[], None], said: str) -
     assert_gone(pids(caught.value.outputs))
 
 
+def raise_late() -> None:
+    time.sleep(1)
+    raise_lookup_error()
+
+
+def abort_late() -> None:
+    time.sleep(1)
+    os.abort()
+
+
+def abort_when_the_others_are_gone() -> None:
+    """As NCCL's watchdog does, some tenths of a second after another rank has left."""
+    try:
+        dist.barrier()
+    except RuntimeError:
+        time.sleep(0.2)
+        os.abort()
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def does(rank: int, deeds: list[Callable[[], None]]) -> None:
+    deeds[rank]()
+
+
+@pytest.mark.parametrize(
+    ("deeds", "order"),
+    [
+        ([raise_lookup_error, abort_late], [0, 1]),
+        ([abort_late, raise_lookup_error], [1, 0]),
+        ([raise_late, kill], [1, 0]),
+        ([kill, raise_late], [0, 1]),
+        ([raise_late, raise_lookup_error], [1, 0]),
+        ([abort_late, kill], [1, 0]),
+        ([abort_when_the_others_are_gone, raise_lookup_error], [1, 0]),
+        ([dist.barrier, kill], [1, 0]),
+        ([kill, dist.barrier], [0, 1]),
+        ([raise_late, abort_when_the_others_are_gone, kill], [2, 1, 0]),
+    ],
+)
+def test_the_first_cause_comes_first(deeds: list[Callable[[], None]], order: list[int]) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run(does, len(deeds), deeds, backend="gloo")
+    assert list(caught.value.tracebacks) == order
+    assert str(caught.value).startswith(f"rank {order[0]} of {len(deeds)} failed, then rank")
+
+
+@pytest.mark.parametrize(
+    ("ended", "raised", "order"),
+    [
+        ({0: 5.00, 1: 5.01}, {0: 7, 1: 0}, [1, 0]),
+        ({0: 5.00, 1: 5.20}, {0: 7, 1: 0}, [0, 1]),
+        ({0: 5.00, 1: 5.01}, {0: 8, 1: 7}, [1, 0]),
+        ({0: 5.00, 1: 5.01}, {0: 0, 1: 0}, [0, 1]),
+        ({0: 5.0, 1: 6.0, 2: 7.0}, {0: 9, 1: 0, 2: 8}, [2, 1, 0]),
+    ],
+)
+def test_order_of_causes(ended: dict[int, float], raised: dict[int, int], order: list[int]) -> None:
+    """By the seconds at which ranks were seen to end, and the moments at which they raised."""
+    assert ranks_of_launch._first_cause_first(ended, raised) == order
+
+
 def test_a_rank_that_does_not_notice_a_failure_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(ranks_of_launch, "GRACE_SECONDS", 2.0)
 
     def loop_or_raise(rank: int) -> None:
         say_pid()

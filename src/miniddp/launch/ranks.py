@@ -26,6 +26,9 @@ from miniddp.launch import worker
 GRACE_SECONDS = 5.0
 """How long the other ranks may still run after the first one has failed."""
 
+HEAD_START_SECONDS = 0.05
+"""How much later the end of a rank may be seen than that of its victims."""
+
 Texts = dict[int, str]  # by rank
 
 
@@ -42,7 +45,8 @@ class RanksFailed(RuntimeError):  # noqa: N818
 
     def __init__(self, text: str, tracebacks: Texts, outputs: list[str]):
         super().__init__(text)
-        self.tracebacks, self.outputs = tracebacks, outputs
+        self.tracebacks = tracebacks
+        self.outputs = outputs
 
 
 class RanksTimedOut(TimeoutError):  # noqa: N818
@@ -50,7 +54,8 @@ class RanksTimedOut(TimeoutError):  # noqa: N818
 
     def __init__(self, text: str, stacks: Texts, outputs: list[str]):
         super().__init__(text)
-        self.stacks, self.outputs = stacks, outputs
+        self.stacks = stacks
+        self.outputs = outputs
 
 
 def run_ranks(
@@ -105,17 +110,11 @@ def run_ranks(
                 _end(process)
         outputs = [worker.read(home / "output") for home in homes]
         if failures:
-            first, *later = failures
-            then = f", then {_names(later)}" if later else ""
-            head = f"rank {first} of {world_size} failed{then}"
-            text = _report(head, failures, stacks)
+            text = _failed(world_size, failures, stacks)
             raise RanksFailed(text, failures, outputs)
         if running:
-            left = f"{_names(running)} of {world_size}"
-            head = f"{left} did not end within {timeout:g} s"
-            if returned := [r for r in range(world_size) if r not in running]:
-                head += f" ({_names(returned)} had returned)"
-            raise RanksTimedOut(_report(head, {}, stacks), stacks, outputs)
+            text = _timed_out(world_size, timeout, stacks)
+            raise RanksTimedOut(text, stacks, outputs)
         return RankResults(map(worker.load, homes), outputs)
 
 
@@ -141,12 +140,15 @@ def _start(
     """Start a rank, forked from a server that has imported torch once."""
     home.mkdir()
     context = multiprocessing.get_context("forkserver")
+    preloaded = [worker.__name__, "cloudpickle"]
     # torch.optim imports torch._dynamo, which takes a second. Not where there
     # is a GPU: a server that has touched CUDA would forbid it to the ranks.
-    also = [] if torch.cuda.is_available() else ["torch._dynamo"]
-    context.set_forkserver_preload([worker.__name__, "cloudpickle", *also])
-    arguments = (home, environment, backend)
-    process = context.Process(target=worker.main, args=arguments)
+    if not torch.cuda.is_available():
+        preloaded.append("torch._dynamo")
+    context.set_forkserver_preload(preloaded)
+    process = context.Process(
+        target=worker.main, args=(home, environment, backend)
+    )
     with _hiding_main:
         main = sys.modules["__main__"]  # a rank would run its script again
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -162,21 +164,43 @@ def _wait(
 ) -> tuple[Texts, dict[int, BaseProcess]]:
     """The failures (the first one first), and the ranks that still run."""
     failures: Texts = {}
+    ended: dict[int, float] = {}  # when those that failed did
     running = dict(enumerate(processes))
     while running and (left := deadline - time.monotonic()) > 0:
-        ended = connection.wait([p.sentinel for p in running.values()], left)
-        for rank in [r for r, p in running.items() if p.sentinel in ended]:
+        sentinels = [process.sentinel for process in running.values()]
+        ready = connection.wait(sentinels, left)
+        for rank in [r for r, p in running.items() if p.sentinel in ready]:
             process = running.pop(rank)
             process.join()
             if process.exitcode or not (homes[rank] / "value").exists():
                 failures[rank] = _failure(process, homes[rank])
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-    first = sorted(failures, key=lambda rank: _moment(homes[rank]))
-    return {rank: failures[rank] for rank in first}, running
+                ended[rank] = time.monotonic()
+                deadline = min(deadline, ended[rank] + GRACE_SECONDS)
+    raised = {rank: _raised_at(homes[rank]) for rank in failures}
+    order = _first_cause_first(ended, raised)
+    return {rank: failures[rank] for rank in order}, running
 
 
-def _moment(home: Path) -> int:
-    """When a rank raised. One that died left nothing, is the cause: first."""
+def _first_cause_first(
+    ended: dict[int, float], raised: dict[int, int]
+) -> list[int]:
+    """Ranks that raised by the moment of that, others by that of their end.
+
+    One that died without a word has been the cause of what the others raised,
+    also if their ends were seen a little earlier.
+    """
+    seen = {
+        rank: end if raised[rank] else end - HEAD_START_SECONDS
+        for rank, end in ended.items()
+    }
+    in_order = sorted(seen, key=lambda rank: seen[rank])
+    speaking = [rank for rank in in_order if raised[rank]]
+    by_moment = iter(sorted(speaking, key=lambda rank: raised[rank]))
+    return [next(by_moment) if raised[rank] else rank for rank in in_order]
+
+
+def _raised_at(home: Path) -> int:
+    """When the rank left its traceback, in nanoseconds; 0 if it left none."""
     file = home / "traceback"
     return file.stat().st_mtime_ns if file.exists() else 0
 
@@ -223,11 +247,28 @@ def _end(process: BaseProcess) -> None:
     process.join(5)
 
 
-def _report(head: str, failures: Texts, stacks: Texts) -> str:
-    parts = [f"rank {rank}: {text.strip()}" for rank, text in failures.items()]
-    parts += [f"rank {rank} was in\n{text}" for rank, text in stacks.items()]
-    return "\n\n".join([head, *parts])
+def _failed(world_size: int, failures: Texts, stacks: Texts) -> str:
+    first, *later = failures
+    head = f"rank {first} of {world_size} failed"
+    if later:
+        head += f", then {_names(later)}"
+    texts = [f"rank {rank}: {text.strip()}" for rank, text in failures.items()]
+    return "\n\n".join([head, *texts, *_places(stacks)])
+
+
+def _timed_out(world_size: int, timeout: float, stacks: Texts) -> str:
+    left = f"{_names(stacks)} of {world_size}"
+    head = f"{left} did not end within {timeout:g} s"
+    returned = [rank for rank in range(world_size) if rank not in stacks]
+    if returned:
+        head += f" ({_names(returned)} had returned)"
+    return "\n\n".join([head, *_places(stacks)])
+
+
+def _places(stacks: Texts) -> list[str]:
+    return [f"rank {rank} was in\n{text}" for rank, text in stacks.items()]
 
 
 def _names(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    plural = "s" if len(ranks) > 1 else ""
+    return f"rank{plural} {', '.join(map(str, ranks))}"

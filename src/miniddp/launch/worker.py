@@ -43,7 +43,8 @@ def main(home: Path, environment: dict[str, str], backend: str | None) -> None:
         data = dump(value, f"the value that rank {home.name} returned")
         (home / "value").write_bytes(data)
     except BaseException as error:
-        code, frames = 1, error.__traceback__ and error.__traceback__.tb_next
+        code = 1
+        frames = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         (home / "traceback").write_text(text, encoding="utf-8")
     sys.stdout.flush()
@@ -79,9 +80,10 @@ def _end_with_parent(home: Path) -> None:
 def _fill_main(fn: Callable[..., Any]) -> None:
     """Let torch pickle the classes that a function of `__main__` uses."""
     if getattr(fn, "__module__", None) == "__main__":
-        names = getattr(fn, "__globals__", {}).items()
         main = vars(sys.modules["__main__"])
-        main.update({k: v for k, v in names if not k.startswith("__")})
+        for name, value in getattr(fn, "__globals__", {}).items():
+            if not name.startswith("__"):
+                main[name] = value
 
 
 def dump(value: object, what: str) -> bytes:
