@@ -10,7 +10,8 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from miniddp.bucket import Bucket
-from miniddp.replicate import check_dense
+from miniddp.process import Group
+from miniddp.replicate import check_dense, verify_replicas
 
 NOT_HERE = (
     "static_graph delay_all_reduce_named_params param_to_hook_all_reduce "
@@ -58,6 +59,17 @@ def buffer_sync(
     if forward is not None:
         return True, forward
     return broadcast is not False, broadcast is not False
+
+
+def check_alike(module: nn.Module, group: Group, buffers: bool) -> None:
+    """Raise `ValueError` on every rank unless all can hold the same numbers."""
+    try:
+        verify_replicas(module, group, values=False, buffers=buffers)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; build, load and convert the module alike on every rank, "
+            "then wrap it"
+        ) from None
 
 
 def check_module(

@@ -134,6 +134,8 @@ class Reducer:
         if not self.expecting:
             if self.too_late:
                 raise checks.averaged_already()
+            if self.in_backward:  # the means came before all of it was done
+                raise checks.ready_twice(self.names[i], in_another_pass=False)
             return
         with self.lock:
             if i in self.ready:
@@ -214,6 +216,7 @@ class Reducer:
         """After the first backward: buckets in the order of rank 0's hooks."""
         if self.expecting and self.ready:
             self.expecting = False
+            self.in_backward = False
             raise checks.not_finished(self.names, self.ready, self.cures)
         if self.rebuilt or not self.first_order:
             return

@@ -77,9 +77,7 @@ class DistributedDataParallel(nn.Module):
             broadcast_buffers, forward_sync_buffers
         )
         if init_sync:
-            replicate.verify_replicas(
-                module, process_group, values=False, buffers=buffers_at_start
-            )
+            checks.check_alike(module, process_group, buffers_at_start)
             replicate.broadcast_module(
                 module, process_group, buffers=buffers_at_start
             )
