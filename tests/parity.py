@@ -20,7 +20,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "parity.json"
-MARKER = "parity(section, tolerance, says, torch, miniddp): a row of the book's table of parity"
 passed: set[str] = set()
 
 
@@ -71,10 +70,6 @@ def rows(items: Iterable[pytest.Function]) -> dict[str, list[dict[str, str]]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parity", type=Path, metavar="FILE", help="write the table of parity")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", MARKER)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

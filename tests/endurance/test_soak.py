@@ -7,11 +7,13 @@ import pytest
 
 import soak
 
+from ..package.ranks import start_server
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory, files and threads are read from /proc")
 @pytest.mark.timeout(900)  # half a minute where nothing else runs
 def test_some_hundred_steps_are_flat_and_a_resume_equals_them(monkeypatch, capsys):
-    soak.Process.context.set_forkserver_preload(["torch._dynamo"])  # and more: see conftest.py
+    start_server()  # its forks are the trainings
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "argv", ["soak.py", "--steps=300"])
     code, said = soak.main(), capsys.readouterr().out

@@ -1,6 +1,9 @@
 """Ranks on the device and over the backend that the tests were asked for (see conftest.py)."""
 
+import functools
+import multiprocessing
 from collections.abc import Callable
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -15,6 +18,20 @@ from miniddp.process import device
 backend = "gloo"
 max_ranks: int | None = None
 
+PRELOADED = ["miniddp.launch.worker", "cloudpickle", "pytest", "torch._dynamo", "torch.utils.data",
+             "datasets", "safetensors.torch", "transformers.models.llama.modeling_llama"]  # fmt: skip
+
+
+@functools.cache
+def start_server() -> None:
+    """Ranks are forks of one server: what it has imported, if it is installed, they need not.
+
+    `run_ranks` would start it with less. Where there are GPUs it has to (see miniddp.launch).
+    """
+    if not torch.cuda.is_available():
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()
+
 
 def run(
     fn: Callable[..., Any], world_size: int, *args: Any, default_device: bool = True, **options: Any
@@ -26,6 +43,7 @@ def run(
     """
     if max_ranks is not None and world_size > max_ranks:
         pytest.skip(f"needs {world_size} ranks over {backend}, here are {max_ranks}")
+    start_server()
     options = {"backend": backend, **options}
     return run_ranks(_on_device, world_size, fn, default_device, *args, **options)
 

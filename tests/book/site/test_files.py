@@ -15,7 +15,7 @@ import pytest
 import math_font
 from plain import build
 
-from .conftest import BUILDS, ROOT, SAMPLE, Sites
+from .sites import BUILDS, ROOT, SAMPLE, Sites
 
 FETCHED = {"script", "img", "source", "iframe", "video", "audio", "embed", "object"}
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Browser, expect
 
-from .conftest import BUILDS, DESKTOP
+from .sites import BUILDS, DESKTOP
 
 PAGE = "chapters/02-moving.html"
 MODULES = [

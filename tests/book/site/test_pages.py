@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 from playwright.sync_api import Error as PlaywrightError
 
-from .conftest import Visit
+from .sites import Visit
 
 TIP = "[role=tooltip]:visible"
 SHOWN = ":not(dl.code-annotation-container-hidden *)"  # notes are there, but for screen readers

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from .conftest import BUILDS, DESKTOP
+from .sites import BUILDS, DESKTOP
 
 QUARTO = [name for name in BUILDS if name == "sample-quarto"]
 

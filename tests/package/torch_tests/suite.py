@@ -8,12 +8,16 @@ is not looked at, and a file that ranks share is not removed while one of them s
 """
 
 import ast
+import functools
 import gc
-import importlib
+import importlib.util
 import inspect
 import os
 import re
+import sys
 import traceback
+import types
+import unittest
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -33,6 +37,20 @@ from miniddp.process import device
 Case = Callable[..., None]
 MODULE = "torch.testing._internal.distributed.distributed_test"
 FILE = Path(torch.__file__).parent.joinpath("testing/_internal/distributed/distributed_test.py")
+
+
+@functools.cache
+def torchs_tests() -> Any:
+    """The module that holds torch's tests.
+
+    Their base class comes from expecttest, which adds comparisons with recorded texts. No test in
+    this file makes one, so where expecttest is not installed the class of unittest stands in.
+    """
+    if importlib.util.find_spec("expecttest") is None:
+        stand_in: Any = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = stand_in
+    return importlib.import_module(MODULE)
 
 
 def wrapper(implementation: str) -> Any:
@@ -77,7 +95,7 @@ def outcomes(
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.set_debug_level(dist.DebugLevel.INFO)  # with it torch's errors name parameters
-    importlib.import_module(MODULE)
+    torchs_tests()
     gc.freeze()
     gc.disable()
     groups = []  # kept: one that is freed on a thread of its own aborts the process
@@ -107,7 +125,7 @@ def _raised_by(task: str | Case, implementation: str, rank: int, world_size: int
 
 
 def _run_test(name: str, implementation: str, rank: int, world_size: int, file: str) -> None:
-    module: Any = importlib.import_module(MODULE)
+    module = torchs_tests()
     utilities: Any = importlib.import_module("torch.testing._internal.common_utils")
 
     class OnThisRank(module.DistributedTest._DistTestBase, utilities.TestCase):

@@ -98,6 +98,11 @@ def test_the_list_is_that_of_torch() -> None:
     assert sorted(VERDICTS["distributed_test.py"]) == suite.tests_of_ddp()
 
 
+def test_no_test_of_torch_compares_recorded_texts() -> None:
+    """Else the class that stands in for expecttest's would not do."""
+    assert "assertExpected" not in suite.FILE.read_text(encoding="utf-8")
+
+
 for each in cases("not applicable"):
     for each_mark in each.marks:
         each_mark(test_the_list_is_that_of_torch)

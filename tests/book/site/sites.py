@@ -4,6 +4,7 @@ Tests that run side by side share what one of them builds."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Page
 
 from plain import build
 
@@ -43,17 +44,6 @@ TYPICAL = {"index.html", "chapters/07-buckets.html", "chapters/14-clinic.html",
 ALL = [(name, url) for name in BUILDS for url in page_urls(name)]
 BEHAVIOUR = [(name, url) for name, url in ALL if name.startswith("sample") or url in TYPICAL]
 PAGES = [*BEHAVIOUR, *(page for page in ALL if page not in BEHAVIOUR)]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "behaviour: on a few pages, not on every one")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "visited" in metafunc.fixturenames:
-        pages = BEHAVIOUR if metafunc.definition.get_closest_marker("behaviour") else PAGES
-        names = [":".join(page) for page in pages]
-        metafunc.parametrize("visited", pages, indirect=True, ids=names, scope="session")
 
 
 @dataclass(frozen=True)
@@ -97,38 +87,19 @@ class Sites:
         return output
 
 
-@pytest.fixture(scope="session")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    (folder / "sites").mkdir(exist_ok=True)
-    return Sites(folder / "sites")
-
-
 class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
 
-@pytest.fixture(scope="session")
-def servers(sites: Sites) -> Iterator[dict[str, str]]:
-    """Serves every built site; the address of each by name."""
-    running: list[http.server.ThreadingHTTPServer] = []
-
-    class Addresses(dict[str, str]):
-        def __missing__(self, name: str) -> str:
-            handler = functools.partial(Handler, directory=str(sites[name]))
-            server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            running.append(server)
-            self[name] = f"http://127.0.0.1:{server.server_port}"
-            return self[name]
-
-    yield Addresses()
-    for server in running:
+@contextlib.contextmanager
+def serving(site: Path) -> Iterator[str]:
+    """Serve a folder; its address."""
+    handler = functools.partial(Handler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        server.server_close()
 
 
 @dataclass
@@ -140,41 +111,3 @@ class Visit:
     page: Page
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="session")
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    with browser.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
-        context.set_default_timeout(5000)
-        yield context
-
-
-@pytest.fixture(scope="session")
-def visited(
-    request: pytest.FixtureRequest, context: BrowserContext, servers: dict[str, str]
-) -> Iterator[Visit]:
-    name, url = request.param
-    address = servers[name]
-    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
-    visit = Visit(name, url, context.new_page())
-    visit.page.on("request", lambda asked: visit.requests.append(asked.url))
-    visit.page.on(
-        "console",
-        lambda said: said.type in ("error", "warning") and visit.complaints.append(said.text),
-    )
-    visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
-    visit.page.goto(f"{address}/{url}", wait_until="load")
-    yield visit
-    visit.page.close()
-
-
-@pytest.fixture
-def visit(visited: Visit) -> Iterator[Visit]:
-    """The page as a reader with a light system finds it, whatever a test before did to it."""
-    yield visited
-    page = visited.page
-    page.set_viewport_size(DESKTOP)
-    page.emulate_media(media="screen", color_scheme="light")
-    page.keyboard.press("Escape")
-    page.mouse.move(0, 0)
-    page.evaluate("localStorage.clear(); delete document.documentElement.dataset.theme")
