@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from urllib.parse import urlsplit
 
 import pytest
@@ -227,17 +228,69 @@ def test_formulas_have_their_font_and_other_pages_do_not_load_it(visited: Visit)
     assert loaded == (formulas > 0)
 
 
+# What is seen of each block of code and its button: how far it is below its file's name, where the
+# button is in it, and its colours.
+FRAMES = """() => [...document.querySelectorAll("main pre.sourceCode")].map(pre => {
+    const around = pre.closest(".code-copy-outer-scaffold") ?? pre;
+    const button = around.querySelector(".code-copy-button");
+    const file = pre.closest(".code")?.querySelector(".code-file");
+    if (!button || !pre.getClientRects().length) return null;
+    const [block, mark] = [pre, button].map(each => each.getBoundingClientRect());
+    const name = file?.getBoundingClientRect();
+    const { color, backgroundColor, opacity } = getComputedStyle(button);
+    return {
+        gap: name ? Math.round(block.top - name.bottom) : 0,
+        inPlace: name ? mark.top >= name.top && mark.bottom <= name.bottom
+            : mark.top > block.top && mark.bottom < block.bottom,
+        place: [block.right - mark.right, mark.top - block.top].map(Math.round),
+        height: Math.round(block.height), color, backgroundColor, opacity,
+    };
+}).filter(Boolean)"""
+# As Quarto puts a block and its button since 1.8.15.
+SCAFFOLD = """() => document.querySelectorAll("main div.sourceCode > pre > .code-copy-button")
+    .forEach(button => {
+        const scaffold = document.createElement("div");
+        const block = button.closest("div.sourceCode");
+        scaffold.className = "code-copy-outer-scaffold";
+        scaffold.style.position = "relative";
+        block.replaceWith(scaffold);
+        scaffold.append(block, button);
+    })"""
+
+
+def copy_button(block: Locator) -> Locator:
+    """In the block; since Quarto 1.8.15 beside it, in a scaffold around both."""
+    scaffold = block.locator("xpath=ancestor::div[@class='code-copy-outer-scaffold']")
+    return (scaffold if scaffold.count() else block).locator(".code-copy-button")
+
+
+@pytest.mark.behaviour
+def test_code_and_its_button_look_the_same_in_every_quarto(visit: Visit) -> None:
+    page = visit.page
+    seen = {}
+    for again in (False, True):
+        if again:
+            page.evaluate(SCAFFOLD)
+        for width, scheme in itertools.product([1280, 360], ["light", "dark"]):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            frames = page.evaluate(FRAMES)
+            assert [frame for frame in frames if frame["gap"] or not frame["inPlace"]] == []
+            assert frames == seen.setdefault((width, scheme), frames)
+    page.reload(wait_until="load")
+
+
 @pytest.mark.behaviour
 def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
     page = visit.page
     blocks = [block for block in visible(page.locator("main pre.sourceCode"))
-              if block.locator(".code-copy-button").count()]  # fmt: skip
+              if copy_button(block).count()]  # fmt: skip
     annotated = [block for block in blocks if block.locator(ANCHOR).count()]
     with_needs = visible(page.locator("main .code[data-before] pre"))
     diffs = visible(page.locator("main .diff pre"))
     for block in [*blocks[:1], *annotated[:1], *with_needs[:1], *diffs[:1]]:
         block.hover()
-        block.locator(".code-copy-button").click()
+        copy_button(block).click()
         copied = page.evaluate("navigator.clipboard.readText()")
         needs = block.evaluate("pre => pre.closest('.code')?.dataset.before ?? ''")
         assert copied.rstrip("\n") == (needs + block.evaluate(CODE_TEXT)).rstrip("\n")
