@@ -89,17 +89,20 @@ def step(trained: Trained, batch: Mapping[str, Tensor]) -> None:
 
 
 def reached_within(
-    num_bytes: float, way: Way, model: nn.Module, batch: Mapping[str, Tensor]
+    num_bytes: float,
+    way: Way,
+    build: Callable[[], nn.Module],
+    batch: Mapping[str, Tensor],
 ) -> str:
     """How far two steps get if this process may take `num_bytes` more than it has now.
 
-    "two steps done", or where memory was refused. The limit stays: Linux, and the CPU's
-    memory only.
+    The model counts too. "two steps done", or where memory was refused. The limit
+    stays: Linux, and the CPU's memory only.
     """
     limit_memory(num_bytes)
     reached = "the model"
     try:
-        module, optimizer = way(model)
+        module, optimizer = way(build())
         for number in (1, 2):
             optimizer.zero_grad()
             reached = f"step {number}, forward"

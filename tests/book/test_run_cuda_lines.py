@@ -127,9 +127,6 @@ class Model(nn.Module):
 
 def test_times_wait_for_the_gpu(asked: list[str]) -> None:
     timed: list[Callable[[], object]] = [
-        lambda: part_of("runs/08-accumulation.py", "seconds_of").seconds_of(
-            Model(), lambda *_: None, []
-        ),
         clock.clock,
         lambda: bench_ring.timed(lambda _: None, torch.ones(1)),
         lambda: bench_ddp.timed_step(
