@@ -7,17 +7,24 @@
 # %% name="setup"
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from book import LINE, MUTED, figure, provenance, record, table
+from instruments.classifier import (
+    GUESSING,
+    classifier,
+    evaluate,
+    noisy_samples,
+    steps_until,
+    train,
+)
 from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
+from instruments.noise_scale import distance, fit_steps, noise_of, noise_of_ranks
 
 provenance(device="cpu", world_size=1, backend=None)
 torch.set_num_threads(1)
@@ -29,90 +36,66 @@ torch.set_num_threads(1)
 # joined batch stands in for the ranks: the optimizer sees no difference.
 
 # %% name="task"
-INPUTS, CLASSES, HIDDEN, SAMPLES, BASE, SEEDS = 32, 10, 64, 8192, 8, 3
+BASE = 8
+SEEDS = 3
 RATE = 0.05
-
-
-def points(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Points, and labels drawn by chance from what a fixed network says of them."""
-    generator = torch.Generator().manual_seed(7)
-    first = torch.randn(INPUTS, 24, generator=generator) / 4
-    second = torch.randn(24, CLASSES, generator=generator)
-    generator.manual_seed(seed)
-    inputs = torch.randn(count, INPUTS, generator=generator)
-    probabilities = (inputs @ first).tanh().mm(second).softmax(1)
-    return inputs, torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
-
-
-def classifier(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    widths = [INPUTS, HIDDEN, HIDDEN, HIDDEN, CLASSES]
-    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
-    for layer in layers:
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    return nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
-
-
-def epoch(seed: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed))
-    for chosen in order.split(batch):
-        yield training_points[0][chosen], training_points[1][chosen]
+training_samples = noisy_samples(8192, seed=1)
+held_out = noisy_samples(4000, seed=2)
+SAMPLES = len(training_samples)
+Trained = tuple[nn.Module, list[float]]
 
 
 @cache  # the rules agree on the base batch
-def train(
+def trained(
     optimizer: type, seed: int, batch: int, rate: float, warmup_steps: int = 0, start: float = 0
-) -> tuple[nn.Module, list[float]]:
+) -> Trained:
     """One pass over the samples: the model, and the loss of each batch."""
     model = classifier(seed)
-    optim = optimizer(model.parameters(), lr=rate)
-    losses = []
-    for step, (inputs, labels) in enumerate(epoch(seed, batch)):
-        optim.param_groups[0]["lr"] = warmup(step, warmup_steps, start, rate)
-        loss = cross_entropy(model(inputs), labels)
-        optim.zero_grad()
-        loss.backward()
-        optim.step()
-        losses.append(loss.item())
+    losses = train(
+        model,
+        optimizer(model.parameters(), lr=rate),
+        training_samples.shuffled(batch, seed),
+        lambda step: warmup(step, warmup_steps, start, rate),
+    )
     return model, losses
 
-
-def test_loss(model: nn.Module) -> float:
-    with torch.no_grad():
-        loss = cross_entropy(model(test_points[0]), test_points[1]).item()
-    return loss if math.isfinite(loss) else math.inf
-
-
-training_points, test_points = points(SAMPLES, 1), points(4000, 2)
-GUESSING = math.log(CLASSES)
 
 # %% name="sgd"
 FACTORS = [1, 2, 4, 8, 16, 32, 64]
 WARM = 0.2  # of the steps
+
+
+def with_rate(seed: int, k: int, times: int = 1) -> Trained:
+    """With k times the batch, and so many times the rate."""
+    return trained(torch.optim.SGD, seed, k * BASE, times * RATE)
+
+
+def with_linear_rate(seed: int, k: int, warm: float = 0) -> Trained:
+    """The same with the rate of the rule, after a warm-up of a part of the steps."""
+    rate = linear_scaling(RATE, BASE, k * BASE)
+    if not warm:
+        return trained(torch.optim.SGD, seed, k * BASE, rate)
+    warmup_steps = int(warm * SAMPLES / (k * BASE))
+    return trained(torch.optim.SGD, seed, k * BASE, rate, warmup_steps, RATE)
+
+
 RULES = {
-    "same rate": lambda seed, k: train(torch.optim.SGD, seed, k * BASE, RATE),
-    "rate × k": lambda seed, k: train(
-        torch.optim.SGD, seed, k * BASE, linear_scaling(RATE, BASE, k * BASE)
-    ),
-    "rate × k, warm-up": lambda seed, k: train(
-        torch.optim.SGD,
-        seed,
-        k * BASE,
-        linear_scaling(RATE, BASE, k * BASE),
-        int(WARM * SAMPLES / (k * BASE)),
-        RATE,
-    ),
+    "same rate": with_rate,
+    "rate × k": with_linear_rate,
+    "rate × k, warm-up": lambda seed, k: with_linear_rate(seed, k, WARM),
 }
-Rule = Callable[[int, int], tuple[nn.Module, list[float]]]
+Rule = Callable[[int, int], Trained]
 
 
 def loss_of(rule: Rule, k: int) -> float:
-    return statistics.mean(min(GUESSING, test_loss(rule(seed, k)[0])) for seed in range(SEEDS))
+    """The mean over the seeds; a loss worse than guessing counts as guessing."""
+    losses = [evaluate(rule(seed, k)[0], held_out) for seed in range(SEEDS)]
+    return statistics.mean(min(GUESSING, loss) for loss in losses)
 
 
 def loss_at(times: int, k: int) -> float:
     """With so many times the rate, without a warm-up."""
-    return loss_of(lambda seed, k: train(torch.optim.SGD, seed, k * BASE, times * RATE), k)
+    return loss_of(lambda seed, k: with_rate(seed, k, times), k)
 
 
 sgd = {name: [loss_of(rule, k) for k in FACTORS] for name, rule in RULES.items()}
@@ -156,12 +139,10 @@ record(
     base_batch=BASE,
     seeds=SEEDS,
     factor_most=FACTORS[-1],
-    steps_base=SAMPLES // BASE,
     steps_most=SAMPLES // (BASE * FACTORS[-1]),
     loss_base=same[0],
     loss_same_4=same[2],
     loss_linear_4=linear[2],
-    loss_linear_most=linear[-1],
     loss_linear_8=linear[3],
     loss_warm_8=warm[3],
     loss_linear_32=linear[5],
@@ -203,7 +184,8 @@ ADAM_FACTOR = 16
 def adam_losses(k: int, rates: list[float]) -> list[float]:
     return [
         statistics.mean(
-            test_loss(train(torch.optim.Adam, seed, k * BASE, rate)[0]) for seed in range(SEEDS)
+            evaluate(trained(torch.optim.Adam, seed, k * BASE, rate)[0], held_out)
+            for seed in range(SEEDS)
         )
         for rate in rates
     ]
@@ -231,11 +213,9 @@ table(
 at = dict(zip(ADAM_RATES, adam[ADAM_FACTOR], strict=True))
 record(
     adam_factor=ADAM_FACTOR,
-    adam_batch=ADAM_FACTOR * BASE,
     adam_tuned=1e3 * tuned,
     adam_guess=1e3 * guess,
     adam_best=1e3 * grown,
-    adam_loss=min(adam[1]),
     adam_same=at[tuned],
     adam_square_root=at[guess],
     adam_linear=at[linear_scaling(tuned, BASE, ADAM_FACTOR * BASE)],
@@ -244,74 +224,30 @@ record(
 # %% [markdown]
 # ## The noise in a gradient
 
-
 # %% name="noise"
-NOISE_RANKS, NOISE_STEPS = 4, 200
-
-
-def flat_gradient(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    loss = cross_entropy(model(inputs), labels)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-
-def noise_scale(model: nn.Module) -> tuple[float, Tensor]:
-    """Sum of the variances of one sample's gradient, over the squared length of the mean."""
-    inputs, labels = training_points
-    mean = flat_gradient(model, inputs, labels).double()
-    squares = 0.0
-    for i in range(SAMPLES):
-        squares += flat_gradient(model, inputs[i : i + 1], labels[i : i + 1]).square().sum().item()
-    variance = squares / SAMPLES - mean.square().sum().item()
-    return variance / mean.square().sum().item(), mean
-
-
-def distance(model: nn.Module, mean: Tensor, batch: int) -> float:
-    """How far batch gradients are from the mean of all samples, in lengths of that mean."""
-    squared = []
-    for _ in range(40):
-        chosen = torch.randint(SAMPLES, (batch,))
-        gradient = flat_gradient(model, training_points[0][chosen], training_points[1][chosen])
-        squared.append((gradient - mean).square().sum() / mean.square().sum())
-    return math.sqrt(statistics.mean(value.item() for value in squared))
-
-
-def noise_of_ranks(model: nn.Module, ranks: int, steps: int) -> float:
-    """The noise scale from what DDP has at hand: each rank's gradient, and the mean."""
-    own, joined = [], []
-    for _ in range(steps):
-        parts = torch.randint(SAMPLES, (ranks, BASE))
-        gradients = torch.stack(
-            [flat_gradient(model, training_points[0][i], training_points[1][i]) for i in parts]
-        )
-        own.append(gradients.square().sum(1).mean().item())
-        joined.append(gradients.mean(0).square().sum().item())
-    small, large = statistics.mean(own), statistics.mean(joined)
-    variance = (small - large) / (1 / BASE - 1 / (ranks * BASE))
-    return variance / (small - variance / BASE)
-
-
+NOISE_RANKS = 4
+NOISE_STEPS = 200
 torch.manual_seed(0)
 untrained = classifier(0)
-trained, _ = RULES["same rate"](0, 1)
-(scale_start, mean_start), (scale_end, _) = noise_scale(untrained), noise_scale(trained)
+after_a_pass, _ = with_rate(0, 1)
+at_start = noise_of(untrained, training_samples)
+at_end = noise_of(after_a_pass, training_samples)
 rows = []
 for batch in (8, 32, 128, 512):
-    measured_distance = distance(untrained, mean_start, batch)
-    formula = math.sqrt(scale_start / batch)
-    rows.append([batch, f"{measured_distance:.2f}", f"{formula:.2f}"])
-    assert abs(measured_distance / formula - 1) < 0.25
-assert scale_end > scale_start
-of_ranks = noise_of_ranks(untrained, NOISE_RANKS, NOISE_STEPS)
-assert abs(of_ranks / scale_start - 1) < 0.3
-assert 4 * BASE < scale_end < FACTORS[-1] * BASE, "the rule holds below and ends above"
+    measured = distance(untrained, training_samples, at_start.mean, batch)
+    formula = math.sqrt(at_start.scale / batch)
+    rows.append([batch, f"{measured:.2f}", f"{formula:.2f}"])
+    assert abs(measured / formula - 1) < 0.25
+assert at_end.scale > at_start.scale
+of_ranks = noise_of_ranks(untrained, training_samples, NOISE_RANKS, BASE, NOISE_STEPS)
+assert abs(of_ranks / at_start.scale - 1) < 0.3
+assert 4 * BASE < at_end.scale < FACTORS[-1] * BASE, "the rule holds below and ends above"
 record(
-    noise_start=scale_start,
-    noise_end=scale_end,
+    noise_start=at_start.scale,
+    noise_end=at_end.scale,
     noise_of_ranks=of_ranks,
     noise_ranks=NOISE_RANKS,
     noise_steps=NOISE_STEPS,
-    batch_4=4 * BASE,
-    batch_most=FACTORS[-1] * BASE,
 )
 table(rows, ["batch", "distance, measured", "√(noise scale / batch)"], "rrr")
 
@@ -322,25 +258,17 @@ table(rows, ["batch", "distance, measured", "√(noise scale / batch)"], "rrr")
 # other samples has fallen to the target. The best of the rates counts.
 
 # %% name="steps"
-TARGET, RATES = 1.45, [0.05 * 2**i for i in range(5)]
+TARGET = 1.45
+RATES = [0.05 * 2**i for i in range(5)]
 BATCHES = [BASE * 2**i for i in range(8)]
-fresh_points = points(2**16, 3)
+fresh_samples = noisy_samples(2**16, seed=3)
 
 
 def steps_to_target(seed: int, batch: int, rate: float, most: float) -> float:
     model = classifier(seed)
-    optim = torch.optim.SGD(model.parameters(), lr=rate)
-    pairs = list(zip(*(each.split(batch) for each in fresh_points), strict=True))
-    step = 0
-    while step < most:
-        inputs, labels = pairs[step % len(pairs)]
-        cross_entropy(model(inputs), labels).backward()
-        optim.step()
-        optim.zero_grad()
-        step += 1
-        if step % 4 == 0 and test_loss(model) <= TARGET:
-            return step
-    return math.inf
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    batches = fresh_samples.split(batch)
+    return steps_until(TARGET, model, optimizer, batches, held_out, most)
 
 
 def fewest_steps(batch: int) -> float:
@@ -358,11 +286,8 @@ steps = [fewest_steps(batch) for batch in BATCHES]
 # The curve `fewest * (1 + critical / batch)` that comes nearest to them, by relative distances.
 
 # %% name="steps-figure"
-taken = torch.tensor(steps).unsqueeze(1)
-terms = torch.tensor([[1, 1 / batch] for batch in BATCHES]) / taken
-fewest, slope = torch.linalg.lstsq(terms, torch.ones_like(taken)).solution.flatten().tolist()
-critical = slope / fewest
-assert scale_start / 2 < critical < 2 * scale_end, "the noise in the gradients predicts it"
+fewest, critical = fit_steps(BATCHES, steps)
+assert at_start.scale / 2 < critical < 2 * at_end.scale, "the noise in the gradients predicts it"
 
 fig, axes = plt.subplots()
 axes.plot(BATCHES, steps, "o", color="C0", label="measured")
@@ -384,12 +309,9 @@ record(
     target=TARGET,
     rates=len(RATES),
     critical=critical,
-    fewest=fewest,
     steps_8=by_batch[8],
     steps_64=by_batch[64],
     steps_512=by_batch[512],
-    samples_64=64 * by_batch[64],
-    samples_512=512 * by_batch[512],
     fewer_steps=by_batch[64] / by_batch[512],
     more_samples=512 * by_batch[512] / (64 * by_batch[64]),
 )

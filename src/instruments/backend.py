@@ -8,10 +8,10 @@ from miniddp.process import init_process_group
 
 
 def backend_of(world_size: int) -> str:
-    """The backend of so many ranks on this machine: "nccl" or "gloo".
+    """The backend of so many ranks on this machine, to start others with.
 
-    `miniddp.process.init_process_group` chooses it, so that ranks are started to
-    ask them: NCCL if each has a GPU of its own.
+    `miniddp.process.init_process_group` chooses it, so that ranks are started to ask
+    them: "cpu:gloo,cuda:nccl" if each has a GPU of its own, else "gloo".
     """
     if not torch.cuda.is_available():
         return "gloo"
@@ -21,4 +21,4 @@ def backend_of(world_size: int) -> str:
 
 def _chosen(rank: int) -> str:
     init_process_group()
-    return "nccl" if "nccl" in dist.get_backend() else "gloo"
+    return dist.get_backend()
