@@ -43,8 +43,8 @@ def compare_with_torch(lengths: Iterable[int], world_sizes: Iterable[int]) -> in
     """How often torch's and miniddp's samplers gave a rank the same indices.
 
     In each of three epochs, with and without a shuffle and `drop_last`, with two seeds.
-    Raises `AssertionError` where they differ. Empty shards are left out: miniddp refuses
-    them.
+    Raises `AssertionError` where they differ. Empty shards, which miniddp refuses, are
+    left out.
     """
     compared = 0
     for length, world_size, shuffle, drop_last in itertools.product(
