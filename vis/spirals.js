@@ -1,5 +1,5 @@
 // What a rank of data-parallel.js computes: two spirals, a network that tells them apart, Adam.
-// A worker loads it too, so there is no page in it. tests/vis compares it with torch.
+// A worker loads it too, so there is no page in it. tests/book/vis compares it with torch.
 
 const SIZES = [2, 16, 16, 1];
 const TURNS = 1.5;

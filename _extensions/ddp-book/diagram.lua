@@ -1,4 +1,4 @@
--- `.diagram`: an SVG of vis/ as part of the page. tests/tools/test_vis.py says how one is drawn.
+-- `.diagram`: an SVG of vis/ as part of the page. tests/book/tools/test_vis.py says how one is drawn.
 
 local import = ...
 local figure = import "figure"

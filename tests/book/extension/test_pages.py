@@ -373,6 +373,25 @@ def test_a_reference_that_lacks_something(render, book, package, wheel, message)
     assert done.stderr == f'{PAGE}:1: .reference package="{package}": {message}\n'
 
 
+def test_a_reference_shows_the_rooms_of_a_package(render, book):
+    room = book / "src/gears/box/inner"
+    room.mkdir(parents=True)
+    for package in (room, room.parent):
+        (package / "__init__.py").write_text('"""A room."""\n', encoding="utf-8")
+    (room / "axle.py").write_text(
+        '"""What turns."""\n\n\ndef turn():\n    """Turn."""\n\n\ndef oil():\n    """Oil."""\n',
+        encoding="utf-8",
+    )
+    html = render(PAGE, '::: {.reference package="gears"}\n:::\n').stdout
+    assert re.findall(r"<h3 .*?>(.*?)</h3>", html) == [
+        "<code>gears.wheel</code>",
+        "<code>gears.box.inner.axle</code>",
+    ]
+    assert '<h4 id="api-gears-box-inner-axle-oil"><code>oil</code></h4>' in html
+    assert "/src/gears/box/inner/axle.py" in html
+    assert '<a href="#api-gears-wheel-turn"><code>turn</code></a>' in html, "the first of two"
+
+
 def test_a_tooltip_shows_formulas_as_text(render, book):
     (book / "appendix/glossary.qmd").write_text("rank\n: One of $2^N-1$.\n", encoding="utf-8")
     assert 'data-tip="One of 2^(N) − 1."' in render(PAGE, "A [rank]{.term}.\n").stdout
