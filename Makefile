@@ -34,10 +34,14 @@ serve: ## serve _site on this machine (PORT=8000)
 preview: ## serve the book, render what changes and reload the browser (PORT=8000, WITH=plain)
 	@$(PYTHON) tools/build_site.py --preview --port $(PORT) $(if $(WITH),--$(WITH))
 
-test: ready-test ## every check and test, with all the set-up they need
-	@$(MAKE) --no-print-directory -j 2 types lint check site-to-test
-	@echo "==> pytest"
-	@BOOK_SITE="$$PWD/_site" $(BIN)/pytest --cov -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Tests of an AREA run alone: without checks, and without the site if they do not look at it.
+BEFORE := $(if $(AREA),$(if $(findstring tests/book/site,$(AREA)),site-to-test),types lint check site-to-test)
+ALL := --cov -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test: ready-test ## every check and test, with all the set-up they need (AREA=tests/package/test_ring.py)
+	@$(if $(BEFORE),$(MAKE) --no-print-directory -j 2 $(BEFORE))
+	@echo "==> pytest $(AREA)"
+	@$(if $(BEFORE),BOOK_SITE="$$PWD/_site") $(BIN)/pytest $(or $(AREA),$(ALL))
 
 site-to-test:
 	@echo "==> site"
@@ -98,7 +102,7 @@ stage: ready-test ## train with the book's program as it is after chapter N=3 (R
 		--nproc_per_node=$(if $(filter 0,$(N)),1,$(RANKS)) stages/$(N)_*.py
 
 parity: ready-test ## write the book's table of what torch and miniddp do, from the tests that compare them
-	@$(BIN)/pytest -q -m parity --parity=tests/parity.json
+	@$(BIN)/pytest -q tests/package tests/finetune tests/instruments -m parity --parity=tests/parity.json
 
 address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=main
 	@$(PYTHON) tools/address.py "$(SITE)" "$(REPO)" $(BRANCH)
