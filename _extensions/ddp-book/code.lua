@@ -28,18 +28,10 @@ local function target(attributes, fail)
   return module_file(module) or fail("no such module: there is no src/" .. module:gsub("%.", "/") .. ".py"), name
 end
 
--- The names in `members="__init__ forward"`; nil for all.
-local function members(attributes)
-  if not attributes.members then return nil end
-  local wanted = {}
-  for name in attributes.members:gmatch("%S+") do table.insert(wanted, name) end
-  return wanted
-end
-
 local function quoted_lines(path, name, attributes, fail)
   local text = project.read(path) or fail("no such file: " .. path)
   if not name then return split_lines((text:gsub("%s+$", ""))) end
-  local lines, problem = python.quote(text, name, attributes.docstring == "no", members(attributes))
+  local lines, problem = python.quote(text, name, attributes.docstring == "no", attributes.members)
   if lines then return lines end
   fail(("%s in %s (it has: %s)"):format(problem, path, table.concat(python.names(text), ", ")))
 end

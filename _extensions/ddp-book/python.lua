@@ -112,7 +112,7 @@ local function drop_other_members(class, members, text, lines, without_docstring
     for number = first, last do dropped[number] = nil end
   end
   if class.about and not without_docstring then keep(class.about[1], class.about[2]) end
-  for _, name in ipairs(members) do
+  for name in members:gmatch("%S+") do
     local found = false
     for _, definition in ipairs(M.definitions(text, lines)) do
       if definition.path == class.path .. "." .. name then
@@ -128,8 +128,8 @@ local function drop_other_members(class, members, text, lines, without_docstring
   if lines[first]:match("^%s*$") then dropped[first] = true end
 end
 
--- The lines that define `path`, dedented, of a class only some `members` if they are given; or nil
--- and what is wrong.
+-- The lines that define `path`, dedented, of a class only the `members` ("__init__ forward") if they are
+-- given; or nil and what is wrong.
 function M.quote(text, path, without_docstring, members)
   local lines, parts = split_lines(text), {}
   for _, definition in ipairs(M.definitions(text, lines)) do

@@ -125,14 +125,21 @@ local function exports(package, text, home, fail)
   return pandoc.Blocks { pandoc.Para { pandoc.Code("import " .. package), table.unpack(inlines) } }
 end
 
+-- The paths of the modules in a folder, then of those in the folders inside it.
+local function modules(folder)
+  local function inside(name) return folder .. "/" .. name end
+  local paths = pandoc.List(project.list(folder, "^%a.*%.py$")):map(inside)
+  for _, room in ipairs(project.list(folder, "^%a[^.]*$")) do paths:extend(modules(inside(room))) end
+  return paths
+end
+
 return function(div, fail)
   local package = div.attributes.package or fail('expected package="name"')
-  local folder = "src/" .. package
-  local files = project.list(folder, "^%a.*%.py$")
-  if #files == 0 then fail("there are no modules in " .. folder) end
+  local paths = modules("src/" .. package)
+  if #paths == 0 then fail("there are no modules in src/" .. package) end
   local home, blocks = {}, pandoc.Blocks {}
-  for _, file in ipairs(files) do
-    local path, module = folder .. "/" .. file, package .. "." .. file:sub(1, -4)
+  for _, path in ipairs(paths) do
+    local module = path:match("^src/(.+)%.py$"):gsub("/", ".")
     local text = project.read(path)
     local about = text:match('^r?"""(.-)"""') or fail(path .. " has no docstring")
     blocks:insert(heading(3, module))
@@ -145,6 +152,6 @@ return function(div, fail)
       blocks:extend(each.blocks)
     end
   end
-  local top = exports(package, project.read(folder .. "/__init__.py") or "", home, fail)
+  local top = exports(package, project.read("src/" .. package .. "/__init__.py") or "", home, fail)
   return top .. blocks
 end
