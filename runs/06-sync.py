@@ -6,12 +6,7 @@
 # in float16, before backward, and with a parameter that not every rank uses.
 
 # %% name="setup"
-import os
-import re
 import runpy
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,29 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import miniddp
 from book import provenance, record, show_ranks, table
+from instruments.failures import hang_of
+from instruments.origins import FEATURES, STEPS, backward, say, small_model, train_with
+from instruments.programs import held_out_loss, run_torchrun, step_losses
+from instruments.toy import TwoHeads
+from miniddp.launch import RankResults
 from miniddp.process import device
-from miniddp.replicate import verify_replicas
 from shakespeare import build_language_model
 
-WORLD_SIZE = 2
-provenance(device=device(), world_size=WORLD_SIZE, backend="gloo")
-
-
-def say(text: str) -> None:
-    """Prints at once, in lines that are short enough for two ranks beside each other."""
-    print(textwrap.fill(text, 34, subsequent_indent="  "), flush=True)
-
-
-def small_model() -> nn.Module:
-    miniddp.set_seed(0)
-    layers = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)
-    return nn.Sequential(*layers).to(device())
-
-
-def backward(model: nn.Module, micro_batches: Sequence[Tensor]) -> None:
-    for inputs in micro_batches:
-        (model(inputs).square().mean() / len(micro_batches)).backward()
-
+provenance(device=device(), world_size=2, backend="gloo")
 
 # %% [markdown]
 # ## When a hook is called, and with what
@@ -75,7 +56,7 @@ model = small_model()
 order: list[str] = []
 for name, parameter in model.named_parameters():
     parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-backward(model, [torch.randn(4, 8, device=device())])
+backward(model, [torch.randn(4, FEATURES, device=device())])
 assert order == [name for name, _ in model.named_parameters()][::-1]
 print("ready:", ", ".join(order))
 
@@ -86,63 +67,14 @@ print("ready:", ", ".join(order))
 # compared with those that this rank computes without any synchronisation, and with their mean over
 # the ranks. At the end the replicas are compared.
 
+
 # %% name="harness"
-Install = Callable[[nn.Module], None]
-STEPS = 3
+def show(found: RankResults, origin: str, replicas: str) -> None:
+    """All gradients of all steps have this origin, and the replicas are this at the end."""
+    assert {kind for steps in found for origins in steps for kind in origins.values()} == {origin}
+    assert all(f"replicas at the end: {replicas}" in text for text in found.outputs)
+    show_ranks(found)
 
-
-def origin(gradient: Tensor, own: Tensor) -> str:
-    """Says whether a gradient is this rank's own, the mean of all ranks, or something else."""
-    mean = own / dist.get_world_size()
-    dist.all_reduce(mean)
-    if torch.allclose(gradient, mean, rtol=1e-4, atol=1e-7):
-        return "mean of the ranks"
-    return "own gradient" if torch.equal(gradient, own) else "neither own nor mean"
-
-
-def train_with(rank: int, install: Install, micro_batches: int = 1) -> list[dict[str, str]]:
-    """For each step, where each gradient comes from if `install` synchronises."""
-    torch.manual_seed(100 + rank)
-    data = torch.randn(STEPS, micro_batches, 4, 8, device=device())
-    model, alone = small_model(), small_model()
-    install(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    origins = []
-    for batches in data:
-        alone.load_state_dict(model.state_dict())
-        alone.zero_grad()
-        backward(alone, batches)
-        backward(model, batches)
-        pairs = zip(model.named_parameters(), alone.parameters(), strict=True)
-        origins.append({name: origin(each.grad, own.grad) for (name, each), own in pairs})
-        optimizer.step()
-        optimizer.zero_grad()
-    tell(origins)
-    try:
-        verify_replicas(model)
-        say("replicas at the end: equal")
-    except ValueError:
-        say("replicas at the end: different")
-    return origins
-
-
-def tell(origins: list[dict[str, str]]) -> None:
-    """Prints what is alike in several steps once."""
-    alike: dict[str, list[int]] = {}
-    for step, found in enumerate(origins, start=1):
-        for kind in dict.fromkeys(found.values()):
-            names = [name for name in found if found[name] == kind]
-            which = "" if len(names) == len(found) else f": {' '.join(names)}"
-            alike.setdefault(kind + which, []).append(step)
-    for what, steps in alike.items():
-        say(f"step{'s' if steps[1:] else ''} {', '.join(map(str, steps))}: {what}")
-
-
-def kinds(origins: list[dict[str, str]]) -> list[set[str]]:
-    return [set(found.values()) for found in origins]
-
-
-MEAN, OWN = [{"mean of the ranks"}], [{"own gradient"}]
 
 # %% [markdown]
 # ## Three hooks that look right
@@ -165,10 +97,7 @@ def reduce_the_argument(model: nn.Module) -> None:
         parameter.register_post_accumulate_grad_hook(hook)
 
 
-wrong_argument = miniddp.run_ranks(train_with, 2, reduce_the_argument)
-assert all(kinds(origins) == STEPS * OWN for origins in wrong_argument)
-assert all("different" in text for text in wrong_argument.outputs)
-show_ranks(wrong_argument)
+show(miniddp.run_ranks(train_with, 2, reduce_the_argument), "own gradient", "different")
 
 
 # %% name="fix-parameter"
@@ -181,10 +110,7 @@ def reduce_the_gradient(model: nn.Module) -> None:
         parameter.register_post_accumulate_grad_hook(hook)
 
 
-right_argument = miniddp.run_ranks(train_with, 2, reduce_the_gradient)
-assert all(kinds(origins) == STEPS * MEAN for origins in right_argument)
-assert all("equal" in text for text in right_argument.outputs)
-show_ranks(right_argument)
+show(miniddp.run_ranks(train_with, 2, reduce_the_gradient), "mean of the ranks", "equal")
 
 # %% [markdown]
 # ### The hook that sees one micro-batch
@@ -216,9 +142,7 @@ def reduce_the_last(model: nn.Module) -> None:
 
 
 accumulated = miniddp.run_ranks(train_with, 2, reduce_the_last, MICRO_BATCHES)
-assert all(kinds(origins) == STEPS * [{"neither own nor mean"}] for origins in accumulated)
-assert all("different" in text for text in accumulated.outputs)
-show_ranks(accumulated)
+show(accumulated, "neither own nor mean", "different")
 
 # %% [markdown]
 # The other kind of hook sees all that has accumulated.
@@ -239,9 +163,7 @@ def reduce_each_sum(model: nn.Module) -> None:
 
 
 all_of_it = miniddp.run_ranks(train_with, 2, reduce_each_sum, MICRO_BATCHES)
-assert all(kinds(origins) == STEPS * MEAN for origins in all_of_it)
-assert all("equal" in text for text in all_of_it.outputs)
-show_ranks(all_of_it)
+show(all_of_it, "mean of the ranks", "equal")
 
 # %% [markdown]
 # ## What has been sent when backward ends
@@ -259,45 +181,31 @@ def sent_during_backward(rank: int) -> tuple[int, int]:
     tokens = torch.randint(1024, (16, 65), device=device())
     for _ in range(3):
         model(input_ids=tokens, labels=tokens).loss.backward()
-        done, started = sum(work.is_completed() for work in under_way), len(under_way)
+        started = len(under_way)
+        done = sum(work.is_completed() for work in under_way)
         while under_way:
             under_way.pop().wait()
     return started, done
 
 
 sent = miniddp.run_ranks(sent_during_backward, 2)
-(started, *_), done = zip(*sent, strict=True)
-assert 0 < min(done) <= started
-record(started=started, done=min(done), steps=STEPS)
+started, _ = sent[0]
+done = min(done for _, done in sent)
+assert 0 < done <= started
+record(started=started, done=done, steps=STEPS)
 
 # %% [markdown]
 # The losses of stage 6 beside those of stage 5, two ranks each.
 
-
 # %% name="stages"
-def losses(stage: str) -> list[str]:
-    """What a stage prints as its loss in steps 20, 40 and 60, and on the text held out."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    printed = subprocess.run(
-        [*launcher, f"--nproc_per_node={WORLD_SIZE}", f"stages/{stage}.py"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "STEPS": "60"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    ).stdout
-    return re.findall(r"loss (\S+)", printed)
-
-
-of_stages = {stage: losses(stage) for stage in ("5_ring", "6_hooks")}
-table(
-    [[f"`{stage}.py`", *found] for stage, found in of_stages.items()],
-    ["stage", "step 20", "40", "60", "held out"],
-    "lrrrr",
-)
-assert all(
-    abs(float(one) - float(other)) < 0.01 for one, other in zip(*of_stages.values(), strict=True)
-)
+losses = {}
+for file in ("5_ring.py", "6_hooks.py"):
+    printed = run_torchrun(2, f"stages/{file}", STEPS="60")
+    losses[file] = [*step_losses(printed).values(), held_out_loss(printed)]
+before, after = losses.values()
+assert all(abs(one - other) < 0.01 for one, other in zip(before, after, strict=True))
+rows = [[f"`{file}`", *(f"{loss:.4f}" for loss in found)] for file, found in losses.items()]
+table(rows, ["stage", "step 20", "40", "60", "held out"], "lrrrr")
 
 # %% [markdown]
 # ## Divide, then add
@@ -345,9 +253,7 @@ def synchronise_before_backward(model: nn.Module) -> None:
 
 
 too_early = miniddp.run_ranks(train_with, 2, synchronise_before_backward)
-assert all(kinds(origins) == STEPS * OWN for origins in too_early)
-assert all("different" in text for text in too_early.outputs)
-show_ranks(too_early)
+show(too_early, "own gradient", "different")
 
 # %% [markdown]
 # ## A parameter that not every rank uses
@@ -356,29 +262,14 @@ show_ranks(too_early)
 
 
 # %% name="missing-simple"
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
-
-    def forward(self, inputs: Tensor, heads: Sequence[str]) -> Tensor:
-        hidden = self.body(inputs).tanh()
-        return sum(getattr(self, head)(hidden).sum() for head in heads)
-
-
-def two_heads() -> nn.Module:
-    miniddp.set_seed(0)
-    return TwoHeads().to(device())
-
-
-def own_inputs(rank: int) -> Tensor:
+def inputs_of(rank: int) -> Tensor:
     torch.manual_seed(100 + rank)
     return torch.randn(2, 4, device=device())
 
 
 def miss_with_simple_ddp(rank: int) -> str:
-    ddp = miniddp.SimpleDDP(two_heads())
-    ddp(own_inputs(rank), ["left"] if rank == 0 else ["right"]).backward()
+    ddp = miniddp.SimpleDDP(TwoHeads())
+    ddp(inputs_of(rank), ["left"] if rank == 0 else ["right"]).backward()
     before = ddp.module.body.weight.grad.clone()
     try:
         ddp.sync_gradients()
@@ -396,11 +287,11 @@ show_ranks(missed)
 
 # %% name="missing-torch"
 def miss_with_torch(rank: int, heads_of: Sequence[Sequence[str]]) -> list[float] | None:
-    ddp = DistributedDataParallel(two_heads())
+    ddp = DistributedDataParallel(TwoHeads())
     gradient = None
     try:
         for step in range(2):
-            loss = ddp(own_inputs(rank), heads_of[rank])
+            loss = ddp(inputs_of(rank), heads_of[rank])
             say(f"step {step}: forward passes")
             loss.backward()
             say(f"step {step}: backward passes")
@@ -425,20 +316,11 @@ show_ranks(both_miss)
 
 
 # %% name="missing-one-side"
-try:
-    miniddp.run_ranks(miss_with_torch, 2, [["left", "right"], ["left"]], timeout=20)
-    raise AssertionError("rank 0 did not wait")
-except miniddp.launch.RanksTimedOut as error:
-    one_side = error
-assert "in backward" in one_side.stacks[0]
-assert "backward passes" not in one_side.outputs[0]
-assert "step 1: RuntimeError: Expected to" in " ".join(one_side.outputs[1].split())
-show_ranks(
-    [
-        one_side.outputs[0] + "… and waits in backward",
-        one_side.outputs[1],
-    ]
-)
+hang = hang_of(miss_with_torch, 2, [["left", "right"], ["left"]], timeout=20)
+assert "in backward" in hang.stacks[0]
+assert "backward passes" not in hang.outputs[0]
+assert "step 1: RuntimeError: Expected to" in " ".join(hang.outputs[1].split())
+show_ranks([hang.outputs[0] + "… and waits in backward", hang.outputs[1]])
 
 # %% [markdown]
 # ## A bucket that is never full

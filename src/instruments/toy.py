@@ -1,6 +1,6 @@
-"""A training so small that its fault is easy to see: a model, batches, a loss, a loop."""
+"""A training so small that its fault is easy to see: model, batches, loss, loop."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,27 @@ def loss_of(outputs: Tensor) -> Tensor:
 
 def train(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """A step of SGD for each batch, on what needs a gradient now."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     for inputs in batches:
         optimizer.zero_grad()
         loss_of(model(inputs)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+
+class TwoHeads(nn.Module):
+    """A body and two heads, `left` and `right`. Forward uses those that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        set_seed(0)
+        self.body = nn.Linear(4, 4)
+        self.left = nn.Linear(4, 1)
+        self.right = nn.Linear(4, 1)
+        self.to(device())
+
+    def forward(self, inputs: Tensor, heads: Sequence[str]) -> Tensor:
+        hidden = self.body(inputs).tanh()
+        return torch.stack([getattr(self, head)(hidden).sum() for head in heads]).sum()
