@@ -56,7 +56,7 @@ def test_objects_travel_while_the_gpu_of_the_parameters_is_the_current_one(
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(dist, "all_gather_object", collective)
-    monkeypatch.setattr(dist, "gather_object", collective)
+    monkeypatch.setattr(dist, "send_object_list", collective)
     with torch.device("meta"):
         optimizer = ShardedOptimizer(torch.nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
     optimizer.consolidate_state_dict()

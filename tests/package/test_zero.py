@@ -5,6 +5,7 @@ Starting ranks takes longer than what they do, so one launch runs many cases.
 
 import copy
 import gc
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import miniddp
 from instruments import memory
 from miniddp import ring
-from miniddp.process import device
+from miniddp.process import device, init_process_group
 from miniddp.zero import FullyShardedModule, ShardedOptimizer
 
 from ..parity import row
@@ -334,6 +337,41 @@ def moves_any_layout_and_dtype(rank: int, size: int) -> None:
     assert not model[0].weight.is_contiguous()
 
 
+class Allocations(TorchDispatchMode):
+    """What each operation gives: its device, and the bytes of the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: set[str] = set()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.devices.add(tensor.device.type)
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return result
+
+
+def collects_part_by_part(rank: int, size: int) -> None:
+    """With one buffer of the largest part at a time, not one of all parts as large as it."""
+    model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(size)])
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    model(torch.ones(1, 256)).sum().backward()
+    optimizer.step()
+    part = 2 * 256 * 256 * 4  # bytes: two moments of each weight of one layer
+    assert state_bytes(optimizer) == part
+    to = size - 1
+    with Allocations() as made:
+        optimizer.consolidate_state_dict(to=to)
+    assert made.largest < 1.1 * part
+    if rank == to:
+        assert made.largest >= part or size == 1
+        moments = [state["exp_avg"] for state in optimizer.state_dict()["state"].values()]
+        assert [moment.device.type for moment in moments] == ["cpu"] * size
+
+
 def forgets_a_collected_state(rank: int, size: int) -> None:
     model = nn.Linear(2, 1)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
@@ -365,9 +403,29 @@ def test_sharded_optimizer_alone(size: int) -> None:
         passes_on_what_step_gets,
         saves_the_learning_rate_of_now,
         moves_any_layout_and_dtype,
+        collects_part_by_part,
         forgets_a_collected_state,
     ]
     run(run_cases, size, cases)
+
+
+def collect_beside_another_backend(rank: int) -> set[str]:
+    """In a group whose first backend is not the CPU's, as NCCL may be."""
+    init_process_group("meta:fake,cpu:gloo")
+    model = nn.Linear(8, 8)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    with Allocations() as made:
+        optimizer.consolidate_state_dict()
+    if rank == 0:
+        assert len(optimizer.state_dict()["state"]) == 2
+    return made.devices
+
+
+def test_the_collected_state_travels_through_host_memory_where_gloo_is_beside_nccl() -> None:
+    devices = run(collect_beside_another_backend, 2, backend=None, default_device=False)
+    assert devices == [{"cpu"}, {"cpu"}]
 
 
 def different_parameters(rank: int) -> None:
@@ -613,6 +671,112 @@ def equals_torch(rank: int, size: int) -> None:
             close(state[name].to(where), parameter.full_tensor(), f"step {step}, {name}")
 
 
+def clips_by_the_norm_of_all(rank: int, size: int) -> None:
+    """`clip_grad_norm_` of the module: the norm, and the step, of one process."""
+    for build, wrap in ((Mlp, whole), (Mlp, per_layer), (Buffered, per_layer), (Layers, per_layer)):
+        for norm_type in (2, 2.0, 1, 3, math.inf):
+            for max_norm in (0.05, 1e6):
+                model, single = wrap(seeded(build, rank)), reference(build)
+                batch = joined(0, size)
+                backward(model, *part(rank, size, *batch))
+                backward(single, *batch)
+                before = [p.grad.clone() for p in single.parameters()]
+                norm = model.clip_grad_norm_(max_norm, norm_type)
+                expected = nn.utils.clip_grad_norm_(single.parameters(), max_norm, norm_type)
+                what = f"{build.__name__}, {wrap.__name__}, {norm_type}, {max_norm}"
+                close(norm, expected, f"{what}, the norm")
+                clipped = any(
+                    not torch.equal(p.grad, old)
+                    for p, old in zip(single.parameters(), before, strict=True)
+                )
+                assert clipped == (max_norm < 1)
+                gradients = full_gradients(model)
+                for name, parameter in single.named_parameters():
+                    close(gradients[name], parameter.grad, f"{what}, {name}")
+
+
+class Layers(nn.Module):
+    """Its outer unit has no parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def clips_what_there_is(rank: int, size: int) -> None:
+    """Without any gradient, with one unit frozen, and in float64."""
+    model = per_sequence(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert model.clip_grad_norm_(1.0) == 0
+    model.module[0].requires_grad_(False)
+    model(torch.ones(1, 4)).sum().backward()
+    assert model.clip_grad_norm_(1e-3) > 1e-3
+    after = torch.stack(all_gather(model.module[1].shard.grad.as_subclass(Tensor)))
+    close(after.norm(), torch.tensor(1e-3), "the norm afterwards")
+    double = FullyShardedModule(nn.Linear(4, 4).double())
+    double(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    assert double.clip_grad_norm_(1.0).dtype == torch.float64
+    with pytest.raises(ValueError, match="norm_type must be positive, not -1"):
+        model.clip_grad_norm_(1.0, -1)
+
+
+def per_sequence(*layers: nn.Module) -> FullyShardedModule:
+    return FullyShardedModule(nn.Sequential(*[FullyShardedModule(layer) for layer in layers]))
+
+
+def norms_of_one_rank(shards: list[nn.Parameter]) -> Iterator[Callable[[], Any]]:
+    """What programs do to clip, or to print, without knowing of the shards."""
+    yield lambda: nn.utils.clip_grad_norm_(shards, 1.0)
+    yield lambda: nn.utils.clip_grad_norm_(shards, 1.0, norm_type=math.inf, foreach=False)
+    yield lambda: nn.utils.get_total_norm([p.grad for p in shards])
+    yield lambda: sum(p.grad.norm(2) ** 2 for p in shards) ** 0.5
+    yield lambda: torch.stack([torch.norm(p.grad) for p in shards]).norm()
+    yield lambda: torch.linalg.vector_norm(shards[0].grad)
+
+
+def refuses_the_norm_of_a_shard(rank: int, size: int) -> None:
+    model = per_sequence(nn.Linear(4, 4), nn.Linear(4, 4))
+    shards = list(model.parameters())
+    for _ in range(2):  # also of gradients that two backward passes have added up
+        model(torch.ones(1, 4)).sum().backward()
+        for norm in norms_of_one_rank(shards):
+            with pytest.raises(RuntimeError, match=r"one rank's shard, so .* call clip_grad_norm_"):
+                norm()
+
+
+def trains_as_other_gradients_do(rank: int, size: int) -> None:
+    """What refuses a norm takes every step of an optimizer, and leaves no trace in its state."""
+    optimizers: list[tuple[Any, dict[str, Any]]] = [
+        (torch.optim.SGD, {"momentum": 0.9, "foreach": True}),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "foreach": False}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.RMSprop, {"momentum": 0.5}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.Rprop, {}),
+    ]
+    for optimizer_class, options in optimizers:
+        model, single = per_layer(seeded(Mlp, rank)), reference(Mlp)
+        ours = optimizer_class(model.parameters(), lr=0.01, **options)
+        theirs = optimizer_class(single.parameters(), lr=0.01, **options)
+        for step in range(3):
+            batch = joined(step, size)
+            ours.zero_grad(set_to_none=step > 1)
+            theirs.zero_grad(set_to_none=step > 1)
+            backward(model, *part(rank, size, *batch))
+            backward(single, *batch)
+            ours.step()
+            theirs.step()
+        close(model.full_state_dict(), dict(single.state_dict()), optimizer_class.__name__)
+        for state in ours.state.values():
+            for value in state.values():
+                assert type(value) in (Tensor, float, int)
+        copy.deepcopy(model)
+
+
 class OfItsOwnType(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(next(self.parameters()).dtype))
@@ -638,6 +802,10 @@ def test_fully_sharded_module(size: int) -> None:
         buffers_of_any_strides_start_as_rank_0s,
         an_infinite_gradient_on_one_rank,
         reads_its_parameters_in_forward,
+        clips_by_the_norm_of_all,
+        clips_what_there_is,
+        refuses_the_norm_of_a_shard,
+        trains_as_other_gradients_do,
         equals_torch,
     ]
     run(run_cases, size, cases, timeout=150)

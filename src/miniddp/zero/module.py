@@ -1,5 +1,6 @@
 """`FullyShardedModule`, ZeRO stage 3: a rank keeps 1/N of the parameters."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -9,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed import ReduceOp
 from torch.nn import functional as F
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from miniddp import ring
 from miniddp.process import Group, check_group
@@ -34,11 +37,44 @@ class Gather(torch.autograd.Function):
         return ctx.unit.reduce_scatter(gradient), None
 
 
+class ShardGradient(Tensor):
+    """A rank's part of a gradient. It refuses a norm, which differs by rank."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in NORMS:
+            raise RuntimeError(
+                "this gradient is one rank's shard, so each rank would get "
+                "another norm: call clip_grad_norm_ of the FullyShardedModule"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+NORMS = ("norm", "linalg_norm", "linalg_vector_norm", "_foreach_norm")
+
+
+def mark_gradient(shard: Tensor) -> None:
+    """What autograd calls when it has added to the gradient of `shard`."""
+    if shard.grad is not None and not isinstance(shard.grad, ShardGradient):
+        shard.grad = shard.grad.as_subclass(ShardGradient)
+
+
+class Place(NamedTuple):
+    """Where in a unit there is a parameter."""
+
+    module: nn.Module
+    name: str  # in `module`
+    path: str  # in the unit
+
+
 class Slot(NamedTuple):
     """A parameter in the flat vector; a tied one has several places."""
 
     shape: torch.Size
-    places: list[tuple[str, nn.Module, str]]  # path, module, name there
+    places: list[Place]
 
 
 class FullyShardedModule(nn.Module):
@@ -59,10 +95,12 @@ class FullyShardedModule(nn.Module):
     needs `reshard_after_forward=False`. Communication is not overlapped.
 
     A rank sees its part of the gradients only. Any optimizer works that treats
-    each element by itself. A norm needs a sum over the ranks. A `GradScaler`
-    would skip a step on one rank only: use `torch.distributed.fsdp.
-    sharded_grad_scaler.ShardedGradScaler`. Autocast's copies of the weights (2
-    bytes per parameter) live until backward, as under DDP.
+    each element by itself. Clip with `clip_grad_norm_` of this class: torch's
+    function would take the norm of one shard, so the gradients refuse it with
+    a `RuntimeError`. A `GradScaler` would skip a step on one rank only: use
+    `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`. Autocast's
+    copies of the weights (2 bytes per parameter) live until backward, as under
+    DDP.
 
     Raises `RuntimeError` without a process group; `ValueError` if the ranks
     pass different modules, if there is no parameter, if one is in another unit
@@ -97,33 +135,36 @@ class FullyShardedModule(nn.Module):
     def _take_parameters(self) -> nn.Parameter | None:
         """This rank's part of rank 0's; None if units inside hold all."""
         slots: dict[nn.Parameter, Slot] = {}
-        for path, owner, name, parameter in _own_parameters(self.module):
-            _check(path + name, parameter, next(iter(slots), parameter))
+        for place, parameter in _parameters_outside_units(self.module):
+            _check(place.path, parameter, next(iter(slots), parameter))
             slot = slots.setdefault(parameter, Slot(parameter.shape, []))
-            slot.places.append((path, owner, name))
+            slot.places.append(place)
         if not slots:
             return None
-        whole = torch.cat([each.detach().reshape(-1) for each in slots])
-        whole = F.pad(whole, (0, -len(whole) % self._world_size))
+        flat = torch.cat([p.detach().reshape(-1) for p in slots])
+        whole = F.pad(flat, (0, -len(flat) % self._world_size))
         broadcast_coalesced([whole], self.process_group)
         for parameter, slot in slots.items():
             setattr(parameter, IN_UNIT, True)
-            for _, owner, _ in slot.places:
-                setattr(owner, IN_UNIT, True)
+            for place in slot.places:
+                setattr(place.module, IN_UNIT, True)
         self._slots = list(slots.values())
         self._place(None)
-        own = whole.chunk(self._world_size)[dist.get_rank(self.process_group)]
-        return nn.Parameter(own.clone(), next(iter(slots)).requires_grad)
+        part = whole.chunk(self._world_size)[dist.get_rank(self.process_group)]
+        shard = nn.Parameter(part.clone(), next(iter(slots)).requires_grad)
+        if shard.requires_grad:
+            shard.register_post_accumulate_grad_hook(mark_gradient)  # type: ignore[no-untyped-call]
+        return shard
 
     def _place(self, whole: Tensor | None) -> None:
         """Give the modules their parts of `whole`, or None, as attributes."""
         nothing = [None] * len(self._slots)
         views = nothing if whole is None else self._split(whole)
         for slot, view in zip(self._slots, views, strict=True):
-            for _, owner, name in slot.places:
-                owner._parameters.pop(name, None)
-                setattr(owner, name, view)  # where a list of weights sees it
-                owner._parameters[name] = view  # type: ignore[assignment]
+            for module, name, _ in slot.places:
+                module._parameters.pop(name, None)
+                setattr(module, name, view)  # where a list of weights sees it
+                module._parameters[name] = view  # type: ignore[assignment]
 
     def _split(self, whole: Tensor) -> list[Tensor]:
         """A view per slot; one split, so that backward builds one gradient."""
@@ -156,9 +197,32 @@ class FullyShardedModule(nn.Module):
         """This rank's part of the mean gradient of the whole flat vector."""
         self._whole = None  # backward through this unit is over
         chunks = gradient.chunk(self._world_size)
-        own = torch.empty_like(chunks[0])
-        ring.reduce_scatter(own, chunks, ring.AVG, self.process_group)
-        return own
+        part = torch.empty_like(chunks[0])
+        ring.reduce_scatter(part, chunks, ring.AVG, self.process_group)
+        return part
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2) -> Tensor:
+        """Scale the gradients where their common norm is above `max_norm`.
+
+        Every rank must call it, on the outermost unit, and gets the norm that
+        the whole gradient had. `norm_type` is positive, perhaps `math.inf`.
+        """
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be positive, not {norm_type}")
+        shards = list(self.parameters())
+        gradients = [p.grad for p in shards if p.grad is not None]
+        plain = [gradient.as_subclass(Tensor) for gradient in gradients]
+        local = get_total_norm(plain, norm_type)
+        norm = local.to(shards[0].device, torch.float64)
+        if norm_type == math.inf:
+            dist.all_reduce(norm, ReduceOp.MAX, self.process_group)
+        else:
+            norm = norm**norm_type
+            dist.all_reduce(norm, group=self.process_group)
+            norm = norm ** (1 / norm_type)
+        clip_grads_with_norm_(shards, max_norm, norm)
+        return norm.to(local.dtype)
 
     def _saving(
         self, whole: Tensor, shard: nn.Parameter
@@ -201,20 +265,20 @@ class FullyShardedModule(nn.Module):
             if isinstance(unit, FullyShardedModule) and unit.shard is not None:
                 views = unit._split(unit.gather().cpu())
                 for slot, view in zip(unit._slots, views, strict=True):
-                    for inner, _, name in slot.places:
-                        state[f"{path}.{inner}{name}"] = view.clone()
+                    for place in slot.places:
+                        state[f"{path}.{place.path}"] = view.clone()
         return to_host({_unwrapped(k): value for k, value in state.items()})
 
 
-def _unwrapped(name: str) -> str:
-    parts = name.split(".")
-    return ".".join(part for part in parts if part not in ("", "_wrapped"))
+def _unwrapped(path: str) -> str:
+    names = [name for name in path.split(".") if name not in ("", "_wrapped")]
+    return ".".join(names)
 
 
-def _own_parameters(
+def _parameters_outside_units(
     module: nn.Module, path: str = ""
-) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every place of a parameter that no unit inside holds."""
+) -> Iterator[tuple[Place, nn.Parameter]]:
+    """Every place of a parameter that no unit inside `module` holds."""
     if hasattr(module, IN_UNIT):
         raise ValueError(
             f"{type(module).__name__} {path[:-1]!r} is in another unit "
@@ -222,22 +286,23 @@ def _own_parameters(
         )
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            yield path, module, name, parameter
+            yield Place(module, name, f"{path}{name}"), parameter
     for name, child in module._modules.items():
         if child is not None and not isinstance(child, FullyShardedModule):
-            yield from _own_parameters(child, f"{path}{name}.")
+            yield from _parameters_outside_units(child, f"{path}{name}.")
 
 
-def _check(name: str, parameter: nn.Parameter, first: nn.Parameter) -> None:
+def _check(path: str, parameter: nn.Parameter, first: nn.Parameter) -> None:
     if hasattr(parameter, IN_UNIT):
         raise ValueError(
-            f"parameter {name!r} is tied to one that is in another unit "
+            f"parameter {path!r} is tied to one that is in another unit "
             "already: wrap both places of a tied parameter in the same unit"
         )
     for field in ("dtype", "device", "requires_grad"):
-        own, wanted = getattr(parameter, field), getattr(first, field)
-        if own != wanted:
+        found = getattr(parameter, field)
+        wanted = getattr(first, field)
+        if found != wanted:
             raise ValueError(
-                f"parameter {name!r} has {field}={own}, the unit's first has "
+                f"parameter {path!r} has {field}={found}, the unit's first has "
                 f"{field}={wanted}: wrap its layer as a unit of its own"
             )

@@ -41,11 +41,11 @@ class ShardedOptimizer(Optimizer):
         self._elements = [0] * dist.get_world_size(process_group)
         self._owner: dict[Tensor, int] = {}
         self.optim: Optimizer | None = None
-        self._whole_state: dict[str, Any] | None = None
+        self._whole_state: dict[int, Any] | None = None
         super().__init__(params, defaults)
         groups = [nn.ParameterList(g["params"]) for g in self.param_groups]
         verify_replicas(nn.ModuleList(groups), process_group, values=False)
-        self.optim = optimizer_class(self._own_groups(), **defaults)
+        self.optim = optimizer_class(self._local_groups(), **defaults)
         self.defaults = self.optim.defaults
         self.state = self.optim.state
         self._take_options(self.optim)
@@ -59,7 +59,7 @@ class ShardedOptimizer(Optimizer):
             self._owner[parameter] = smallest
             self._elements[smallest] += parameter.numel()
         if self.optim is not None:
-            self.optim.add_param_group(self._own_groups()[-1])
+            self.optim.add_param_group(self._local_groups()[-1])
 
     @torch.no_grad()
     def step(
@@ -70,43 +70,62 @@ class ShardedOptimizer(Optimizer):
         Returns the loss that `closure` returns, if there is one.
         """
         assert self.optim is not None
-        given = () if closure is None else (closure,)
-        self.optim.param_groups = self._own_groups()  # perhaps a new lr
-        loss = self.optim.step(*given, **kwargs)
+        self.optim.param_groups = self._local_groups()  # perhaps a new lr
+        if closure is None:
+            loss = self.optim.step(**kwargs)
+        else:
+            loss = self.optim.step(closure, **kwargs)
         self._take_options(self.optim)
         self._broadcast_parameters()
         self._whole_state = None
         return loss
 
-    def _own_groups(self) -> list[dict[str, Any]]:
+    def _local_groups(self) -> list[dict[str, Any]]:
         """The parameter groups, cut down to the parameters of this rank."""
         groups = []
         for group in self.param_groups:
-            own = [p for p in group["params"] if self._owner[p] == self.rank]
-            groups.append({**group, "params": own})
+            mine = [p for p in group["params"] if self._owner[p] == self.rank]
+            groups.append({**group, "params": mine})
         return groups
 
     def _take_options(self, optimizer: Optimizer) -> None:
         groups = zip(self.param_groups, optimizer.param_groups, strict=True)
-        for group, own in groups:
-            group.update({**own, "params": group["params"]})
+        for group, local in groups:
+            group.update({**local, "params": group["params"]})
 
     def _broadcast_parameters(self) -> None:
         for rank in range(len(self._elements)):
-            own = [p for p, owner in self._owner.items() if owner == rank]
-            broadcast_coalesced(own, self.process_group, src=rank)
+            parameters = [p for p, r in self._owner.items() if r == rank]
+            broadcast_coalesced(parameters, self.process_group, src=rank)
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the state of all ranks on rank `to`, in host memory."""
-        own = super().state_dict()
-        state = {i: to_host(each) for i, each in own["state"].items()}
-        parts: Any = [None] * len(self._elements) if self.rank == to else None
-        group, where = self.process_group, next(iter(self._owner))
-        with torch.cuda.device_of(where):  # type: ignore[no-untyped-call]
-            dist.gather_object(state, parts, group=group, group_dst=to)
-        if parts is not None:
-            state = {i: each for part in parts for i, each in part.items()}
-            self._whole_state = dict(sorted(state.items()))
+        """Collect the state of all ranks on rank `to`, in host memory.
+
+        It receives the parts one by one, so that besides the whole state only
+        the largest part takes room.
+        """
+        state = super().state_dict()["state"]
+        part = {i: to_host(values) for i, values in state.items()}
+        a_parameter = next(iter(self._owner))
+        with torch.cuda.device_of(a_parameter):  # type: ignore[no-untyped-call]
+            if self.rank == to:
+                self._whole_state = self._receive_parts(part)
+            else:
+                dist.send_object_list(
+                    [part], group=self.process_group, group_dst=to
+                )
+
+    def _receive_parts(self, part: dict[int, Any]) -> dict[int, Any]:
+        """The whole state, of which this rank has `part`."""
+        whole = dict(part)
+        for rank in range(len(self._elements)):
+            if rank != self.rank:
+                received: list[Any] = [None]
+                dist.recv_object_list(
+                    received, group=self.process_group, group_src=rank
+                )
+                whole |= received[0]
+        return dict(sorted(whole.items()))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the whole optimizer, on the rank that collected it.
@@ -127,8 +146,8 @@ class ShardedOptimizer(Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         owners = {i: self._owner[p] for i, p in enumerate(parameters)}
         state = state_dict["state"].items()
-        own = {i: each for i, each in state if owners.get(i) == self.rank}
-        super().load_state_dict({**state_dict, "state": own})
+        part = {i: values for i, values in state if owners.get(i) == self.rank}
+        super().load_state_dict({**state_dict, "state": part})
         self.optim.state = self.state
         self._whole_state = None
 
