@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from finetune import training_step
-from finetune.job import run
+from finetune.last_words import run
 from finetune.train import main
 from finetune.training_step import train_step
 

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from transformers import LlamaForSequenceClassification
 
 from finetune import checkpoint, train, training_step
-from finetune.job import run
+from finetune.last_words import run
 from miniddp.naive import SimpleDDP
 
 PHASES: dict[str, tuple[Any, str]] = {
@@ -151,20 +151,21 @@ def main() -> None:
     faulty.note("start")
     for phase in PHASES:
         faulty.wrap(phase)
-    kind, fit = faulty.fault.get("kind"), train.Trainer.fit
+    kind = faulty.fault.get("kind")
+    take_steps = train.Trainer.take_steps
     if kind == "options" and faulty.mine and faulty.first_time():
         faulty.note("fault")
         sys.argv += faulty.fault["options"]
     if kind == "limit":  # stands in for a full disk where none can be mounted
         resource.setrlimit(resource.RLIMIT_FSIZE, (faulty.fault["bytes"],) * 2)
 
-    def fit_or_leave(trainer: train.Trainer) -> list[float]:
+    def take_steps_or_leave(trainer: train.Trainer) -> list[float]:
         try:
-            return fit(trainer)
+            return take_steps(trainer)
         except Left:
             return []
 
-    train.Trainer.fit = fit_or_leave  # type: ignore[method-assign]
+    train.Trainer.take_steps = take_steps_or_leave  # type: ignore[method-assign]
 
     def measured() -> int:
         code = train.main()

@@ -1,6 +1,17 @@
 """`python -m finetune`, or `torchrun … -m finetune`: the trainer as a command."""
 
-from finetune import job
-from finetune.train import main
+from finetune import last_words
+from finetune.requirement import torch_problem
 
-job.run(main)
+
+def main() -> int:
+    problem = torch_problem()
+    if problem:
+        last_words.say(f"finetune: error: {problem}")
+        return 1
+    from finetune import train  # which an older torch may not be able to import
+
+    return train.main()
+
+
+last_words.run(main)

@@ -4,39 +4,49 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from finetune.hub import Repository, from_hub
 from finetune.job import check_alike, succeed_together
-from finetune.model import from_hub, load_tokenizer
+from finetune.model import load_tokenizer
 from finetune.options import Options
-from miniddp.process import device, get
+from miniddp.process import device
 from miniddp.sampler import DistributedSampler
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-DATASET_ID = "nyu-mll/glue"
-DATASET_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
-HUB_SPLITS = {"train": "train+validation", "test": "test"}
-FILES = {s: f"msr_paraphrase_{s}.txt" for s in HUB_SPLITS}
+GLUE = Repository(
+    "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "dataset"
+)
+HUB_SPLITS = {"train": ["train", "validation"], "test": ["test"]}
+FILES = {
+    "train": "msr_paraphrase_train.txt",
+    "test": "msr_paraphrase_test.txt",
+}
 LONGEST = 10_000  # characters; a longer one stalls the tokenizer
 COLUMNS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 SAMPLE = Path(__file__).with_name("sample.tsv")
 
 logger = logging.getLogger(__name__)
 Batch = dict[str, torch.Tensor]
+Row = dict[str, Any]
 
 
 class DataError(ValueError):
     """Data that cannot be used: where, what was expected, what was found."""
 
 
-def load_mrpc(data_dir: str | Path | None = None, split: str = "train") -> "Dataset":
+def load_mrpc(
+    data_dir: str | Path | None = None, split: str = "train"
+) -> "Dataset":
     """The pairs of `split` ("train" or "test"); a log line names the source.
 
     The original files in `data_dir`, or the hub at a pinned revision, or the
@@ -50,14 +60,14 @@ def load_mrpc(data_dir: str | Path | None = None, split: str = "train") -> "Data
     if data_dir is not None:
         path = Path(data_dir) / FILES[split]
         return to_dataset(read_pairs(path), f"{split} data from {path}")
-    data = from_hub(f"MRPC ({DATASET_ID})", lambda: load_from_hub(split))
-    if data is not None:
-        logger.info("%s data from the hub: %d pairs", split, len(data))
-        return data
+    load = functools.partial(read_hub, split)
+    rows = from_hub(f"MRPC ({GLUE.id})", GLUE, load)
+    if rows is not None:
+        return to_dataset(rows, f"{split} data from the hub")
     return to_dataset(read_sample(split), f"{split} data from miniddp's sample")
 
 
-def read_pairs(path: Path) -> list[dict[str, Any]]:
+def read_pairs(path: Path) -> list[Row]:
     """The rows of a file: a header, then tab-separated rows without quoting."""
     try:
         text = path.read_bytes().decode("utf-8-sig").removesuffix("\n")
@@ -68,7 +78,8 @@ def read_pairs(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         reason = f"{path}: cannot be read: {error.strerror}"
         raise DataError(reason) from error
-    header, *rows = [x.rstrip("\r").split("\t") for x in text.split("\n")]
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    header, *rows = [line.split("\t") for line in lines]
     if header != COLUMNS:
         found = f"expected the header {COLUMNS}, found {header}"
         raise DataError(f"{path}, line 1: {found}"[:300])
@@ -77,7 +88,7 @@ def read_pairs(path: Path) -> list[dict[str, Any]]:
     return [parse_row(path, index, row) for index, row in enumerate(rows)]
 
 
-def parse_row(path: Path, index: int, fields: list[str]) -> dict[str, Any]:
+def parse_row(path: Path, index: int, fields: list[str]) -> Row:
     problem = None
     if len(fields) != len(COLUMNS):
         problem = f"5 tab-separated fields, found {len(fields)}"
@@ -89,30 +100,47 @@ def parse_row(path: Path, index: int, fields: list[str]) -> dict[str, Any]:
         problem = f"at most {LONGEST} characters in a field, found more"
     if problem:
         raise DataError(f"{path}, line {index + 2}: expected {problem}")
-    label, _, _, first, second = fields
-    row = {"sentence1": first, "sentence2": second}
-    return {**row, "label": int(label), "idx": index}
+    return {
+        "sentence1": fields[3],
+        "sentence2": fields[4],
+        "label": int(fields[0]),
+        "idx": index,
+    }
 
 
-def read_sample(split: str) -> list[dict[str, Any]]:
+def read_hub(split: str, local_files_only: bool) -> list[Row]:
+    """The rows from the hub, or from its cache, in the order of the files.
+
+    By file: `load_dataset` goes on without a network only where it has been
+    called before, and then with any revision.
+    """
+    from huggingface_hub import hf_hub_download
+    from pyarrow.parquet import read_table  # type: ignore[import-untyped]
+
+    rows: list[Row] = []
+    for part in HUB_SPLITS[split]:
+        path = hf_hub_download(
+            GLUE.id,
+            f"mrpc/{part}-00000-of-00001.parquet",
+            repo_type=GLUE.kind,
+            revision=GLUE.revision,
+            local_files_only=local_files_only,
+        )
+        rows += read_table(path).to_pylist()
+    return sorted(rows, key=itemgetter("idx"))
+
+
+def read_sample(split: str) -> list[Row]:
     """The sample: every fifth row to test, the others to train."""
     kept = {"train": (0, 1, 2, 3), "test": (4,)}[split]
     return [row for row in read_pairs(SAMPLE) if row["idx"] % 5 in kept]
 
 
-def to_dataset(rows: list[dict[str, Any]], source: str) -> "Dataset":
-    from datasets import Dataset
+def to_dataset(rows: list[Row], source: str) -> "Dataset":
+    from datasets import Dataset, DatasetInfo
 
     logger.info("%s: %d pairs", source, len(rows))
-    return Dataset.from_list(rows)
-
-
-def load_from_hub(split: str) -> "Dataset":
-    """MRPC from the hub, or from its cache on this machine."""
-    from datasets import load_dataset
-
-    where = {"revision": DATASET_REVISION, "split": HUB_SPLITS[split]}
-    return load_dataset(DATASET_ID, "mrpc", **where).sort("idx")
+    return Dataset.from_list(rows, info=DatasetInfo(description=source))
 
 
 def encode(data: "Dataset", tokenizer: Any, max_length: int) -> "Dataset":
@@ -146,30 +174,41 @@ def load_data(options: Options) -> tuple["Dataset", "Dataset", Any, str]:
     Raises `DataError` on every rank if one cannot use its data, if they differ,
     or if they do not fill one joined batch.
     """
-    load = functools.partial(load_mrpc, options.data_dir)
-    found = succeed_together(lambda: [load(s) for s in FILES], DataError)
-    joined, rows = get("ws") * options.batch_size, found[0][:]
-    if len(found[0]) < joined:
+
+    def load() -> tuple["Dataset", "Dataset"]:
+        train = load_mrpc(options.data_dir, "train")
+        test = load_mrpc(options.data_dir, "test")
+        return train, test
+
+    train, test = succeed_together(load, DataError)
+    world_size = dist.get_world_size()
+    joined = world_size * options.batch_size
+    if len(train) < joined:
         raise DataError(
-            f"{get('ws')} ranks x batch size {options.batch_size} need {joined}"
-            f" training pairs in each step, found {len(found[0])}: use fewer "
+            f"{world_size} ranks x batch size {options.batch_size} need {joined}"
+            f" training pairs in each step, found {len(train)}: use fewer "
             "ranks or smaller batches"
         )
+    rows = train[:]
     sentences = rows["sentence1"] + rows["sentence2"]
     tokenizer = load_tokenizer(sentences, options.model, options.pretrained)
-    train, test = (encode(d, tokenizer, options.max_length) for d in found)
+    train = encode(train, tokenizer, options.max_length)
+    test = encode(test, tokenizer, options.max_length)
     text = json.dumps([train[:], test[:]])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     check_alike({"SHA-256 of the pairs' tokens": digest}, DataError)
     return train, test, tokenizer, digest
 
 
-def build_loader(data: "Dataset", tokenizer: Any, options: Options) -> DataLoader[Any]:
+def build_loader(
+    data: "Dataset", tokenizer: Any, options: Options
+) -> DataLoader[Any]:
     """This rank's micro-batches of an epoch, in an order that all ranks share.
 
     Rank r of n takes every n-th of the shuffled pairs, so step k joins the k-th
     run of `n x batch_size` pairs: the batch that one process would take.
     """
+    seed = options.seed + dist.get_rank()
     return DataLoader(
         cast(Any, data),
         batch_size=options.batch_size // options.accumulation,
@@ -177,54 +216,73 @@ def build_loader(data: "Dataset", tokenizer: Any, options: Options) -> DataLoade
         collate_fn=functools.partial(collate, tokenizer=tokenizer),
         drop_last=True,
         pin_memory=device().type == "cuda",
-        # Its own generator: it draws none of training's numbers.
-        generator=torch.Generator().manual_seed(options.seed + get("rank")),
+        generator=torch.Generator().manual_seed(seed),  # for its workers
     )
 
 
-def batches(loader: DataLoader[Any], options: Options) -> Iterator[tuple[Batch, ...]]:
-    """The micro-batches of each step, every epoch in an order of its own.
+class Batches:
+    """The micro-batches of each step, and a place in them to resume from.
 
-    Starts where the loader's sampler stands. What does not fill a step is left
-    out, for that epoch.
-    """
-    sampler = cast(DistributedSampler, loader.sampler)
-    for epoch in range(sampler.epoch, options.epochs):
-        sampler.set_epoch(epoch)
-        micro_batches = iter(loader)
-        yield from zip(*[micro_batches] * options.accumulation, strict=False)
-
-
-def steps_left(loader: DataLoader[Any], options: Options) -> int:
-    """How many steps `batches` gives, from where the sampler stands."""
-    sampler = cast(DistributedSampler, loader.sampler)
-    in_all = len(loader) // options.accumulation
-    in_all *= options.epochs - sampler.epoch
-    return in_all - sampler.consumed // options.batch_size
-
-
-class Place:
-    """Where the ranks are in the data, however many they are.
-
-    The ranks read their joined batches from the same order, one after another.
-    So with other ranks they go on after the last joined batch that is whole.
+    Each epoch has an order of its own, and its workers random numbers of their
+    own. A resume reads the steps of its epoch again that are taken: so workers
+    that draw numbers, to augment, go on with those that would have come. With
+    another number of workers, or persistent ones, they do not.
     """
 
-    def __init__(self, sampler: Any, batch_size: int) -> None:
-        self.sampler, self.batch_size = sampler, batch_size
+    def __init__(self, loader: DataLoader[Any], options: Options) -> None:
+        assert loader.generator is not None
+        self.loader = loader
+        self.accumulation = options.accumulation
+        self.epochs = options.epochs
+        self.joined = dist.get_world_size() * options.batch_size
+        self.seed = loader.generator.initial_seed()
+        self.epoch = 0
+        self.steps = 0  # taken of this epoch
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.sampler.state_dict())
+    @property
+    def steps_per_epoch(self) -> int:
+        """What does not fill a step is left out, for that epoch."""
+        return len(self.loader) // self.accumulation
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        ranks = self.sampler.num_replicas
-        steps = saved["consumed"] * saved["num_replicas"] // ranks
-        steps //= self.batch_size
-        place = {"consumed": steps * self.batch_size, "num_replicas": ranks}
-        self.sampler.load_state_dict({**saved, **place})
+    def steps_left(self) -> int:
+        return self.steps_per_epoch * (self.epochs - self.epoch) - self.steps
+
+    def __next__(self) -> list[Batch]:
+        if self.steps == 0:
+            self._begin_epoch()
+        step = [next(self._micro_batches) for _ in range(self.accumulation)]
+        self.steps += 1
+        self._end_epoch_if_over()
+        return step
+
+    def _begin_epoch(self) -> None:
+        cast(DistributedSampler, self.loader.sampler).set_epoch(self.epoch)
+        seed = self.seed + self.epoch * dist.get_world_size()
+        cast(torch.Generator, self.loader.generator).manual_seed(seed)
+        self._micro_batches = iter(self.loader)
+
+    def _end_epoch_if_over(self) -> None:
+        if self.steps >= self.steps_per_epoch:
+            self.epoch += 1
+            self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The same on every rank; `pairs`: of this epoch, of all ranks."""
+        return {"epoch": self.epoch, "pairs": self.steps * self.joined}
+
+    def load_state_dict(self, saved: Mapping[str, int]) -> None:
+        """Go on after the last joined batch of these ranks that is whole."""
+        self.epoch = saved["epoch"]
+        self.steps = 0
+        steps = saved["pairs"] // self.joined
+        for _ in range(min(steps, self.steps_per_epoch)):
+            next(self)
 
 
 def to_device(batch: Batch) -> Batch:
     """The batch on this rank's device; from pinned memory without waiting."""
-    here = device()
-    return {k: v.to(here, non_blocking=True) for k, v in batch.items()}
+    rank_device = device()
+    return {
+        name: tensor.to(rank_device, non_blocking=True)
+        for name, tensor in batch.items()
+    }

@@ -6,37 +6,34 @@ that may fail goes through `succeed_together`.
 
 import ctypes
 import hashlib
-import json
 import logging
 import os
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from miniddp.process import destroy_process_group, init_process_group
+import finetune
+import miniddp
+from miniddp.process import init_process_group
 
 T = TypeVar("T")
-Error = type[Exception]
-
-
-MOST = 1000  # characters of an error
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal when the parent ends
+SHOWN = 100  # characters of a value
 
 
-def start(timeout: int = 600) -> None:
+def start(timeout: int, backend: str | None = None) -> None:
     """Start torchrun's process group, or one of one rank. Only rank 0 logs.
 
     A collective fails after `timeout` seconds. If torchrun is killed, Linux
-    kills the ranks: nobody would stop or restart them.
+    kills the ranks: nobody would stop or restart them. Raises `ValueError` if
+    the ranks want different backends.
     """
     rank = int(os.environ.get("RANK", 0))
     if rank != 0:
@@ -46,138 +43,96 @@ def start(timeout: int = 600) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if "RANK" in os.environ:
-        init_process_group(timeout=timedelta(seconds=timeout))
+        init_process_group(backend, timedelta(seconds=timeout))
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         init_process_group(store=store, rank=0, world_size=1)
 
 
-def succeed_together(work: Callable[[], T], kind: Error, where: str = "") -> T:
-    """This rank's `work()`; if it raises on any rank, a `kind` on all.
+def succeed_together(
+    work: Callable[[], T], error_type: type[Exception], context: str = ""
+) -> T:
+    """This rank's `work()`; if it raises on any rank, an `error_type` on all.
 
-    The message is one line: `where`, the lowest rank that failed unless all
+    The message is one line: `context`, the lowest rank that failed unless all
     did alike, and its error.
     """
-    value, problem, line = None, None, ""
+    problem: Exception | None = None
     try:
-        value = work()
+        result = work()
     except Exception as error:
-        text = error.strerror if isinstance(error, OSError) else None
-        words = (text or str(error)).split() or [type(error).__name__]
-        problem, line = error, " ".join(words)
-    lines = [""] * dist.get_world_size()
-    dist.all_gather_object(lines, line)
-    for rank, line in enumerate(lines):
+        problem = error
+    line = one_line(problem) if problem else ""
+    line_by_rank = [line] * dist.get_world_size()
+    dist.all_gather_object(line_by_rank, line)
+    for rank, line in enumerate(line_by_rank):
         if line:
-            who = "" if set(lines) == {line} else f"rank {rank}: "
-            raise kind(where + who + line) from problem
-    return value  # type: ignore[return-value]
+            all_alike = set(line_by_rank) == {line}
+            who = "" if all_alike else f"rank {rank}: "
+            raise error_type(context + who + line) from problem
+    return result
 
 
-def check_alike(facts: Mapping[str, Any], kind: Error) -> None:
-    """Raise a `kind` on every rank for a fact that differs between ranks."""
-    everyone = [facts] * dist.get_world_size()
-    dist.all_gather_object(everyone, facts)
-    for rank, others in enumerate(everyone):
-        for name, value in everyone[0].items():
-            if others.get(name) != value:
-                here, there = (str(v)[:100] for v in (value, others.get(name)))
-                text = f"{name} is {here} on rank 0, and {there} on rank {rank}"
-                raise kind(text)
+def one_line(error: Exception) -> str:
+    """What an error says, without the number and the file of an `OSError`."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    return " ".join(text.split()) or type(error).__name__
+
+
+def check_alike(
+    facts: Mapping[str, object], error_type: type[Exception]
+) -> None:
+    """Raise an `error_type` on every rank for a fact that differs."""
+    facts_by_rank = [facts] * dist.get_world_size()
+    dist.all_gather_object(facts_by_rank, facts)
+    for name, expected in facts_by_rank[0].items():
+        for rank, facts_of_rank in enumerate(facts_by_rank):
+            found = facts_of_rank.get(name)
+            if found != expected:
+                here = str(expected)[:SHOWN]
+                there = str(found)[:SHOWN]
+                raise error_type(
+                    f"{name} is {here} on rank 0, and {there} on rank {rank}"
+                )
 
 
 def versions() -> dict[str, str]:
-    """Of what trains: libraries, and a SHA-256 of this package's code."""
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        code.update(file.read_bytes())
-    libraries = {name: version(name) for name in ("torch", "transformers")}
-    return {**libraries, "SHA-256 of miniddp": code.hexdigest()[:16]}
+    """Of what decides a step: two libraries, and the code of two packages."""
+    facts = {name: version(name) for name in ("torch", "transformers")}
+    for package in (finetune, miniddp):
+        folder = Path(str(package.__file__)).parent
+        facts[f"SHA-256 of {package.__name__}'s code"] = digest_of_code(folder)
+    return facts
+
+
+def digest_of_code(folder: Path) -> str:
+    """The first 16 digits of a SHA-256 over every Python file in a folder."""
+    sha = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        sha.update(file.relative_to(folder).as_posix().encode())
+        sha.update(file.read_bytes())
+    return sha.hexdigest()[:16]
 
 
 class Stopped(Exception):  # noqa: N818
-    """The job was asked to stop by a signal. Started again, it goes on."""
+    """The job was asked to stop by a signal. Started again, it goes on.
+
+    Its arguments: the steps taken, and the path of the last checkpoint.
+    """
 
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
     """Within it, SIGTERM and SIGINT do nothing but add to the list."""
-    asked: list[int] = []
-    numbers = signal.SIGTERM, signal.SIGINT
-    before = [signal.signal(n, lambda n, _: asked.append(n)) for n in numbers]
+    requests: list[int] = []
+    handlers_before = {
+        number: signal.signal(number, lambda number, _: requests.append(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        yield asked
+        yield requests
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
-
-
-def said_before() -> str | None:
-    """The error that the ranks left with before torchrun restarted them."""
-    file = _last_words()
-    return file.read_text() if file and file.exists() else None
-
-
-def _last_words() -> Path | None:
-    """A file of this torchrun; each restart has a folder of its own in it."""
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    return Path(file).parents[2] / "last_words" if file else None
-
-
-def say_once(line: str) -> None:
-    """Show an error that every rank has, as the last line of the job.
-
-    torchrun ends its own output with the error file of the rank that failed
-    first, and stops the others: so the others leave after rank 0. A restart
-    mends nothing: see `said_before`.
-    """
-    words = " ".join(line.split())[:MOST]
-    line = words.encode(errors="backslashreplace").decode()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    last_words = _last_words()
-    if last_words and not last_words.exists():  # else a rank may be reading it
-        last_words.write_text(line)
-    if dist.get_rank() != 0:
-        dist.barrier()
-        time.sleep(1)
-        return
-    if not _tell_torchrun(line, line):
-        print(line, file=sys.stderr)
-    dist.barrier()
-
-
-def _tell_torchrun(line: str, trace: str) -> bool:
-    """Write the error file of this rank; False without a torchrun.
-
-    Whole or not at all, as torch's `record` does not: torchrun, which reads the
-    file when a rank ends, dies of one that is half written.
-    """
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file is None:
-        return False
-    about = {"py_callstack": trace, "timestamp": int(time.time())}
-    message = {"message": line, "extraInfo": about}
-    unfinished = Path(f"{file}.unfinished")
-    unfinished.write_text(json.dumps({"message": message}))
-    unfinished.replace(file)
-    return True
-
-
-def run(main: Callable[[], int | None]) -> NoReturn:
-    """End the process with what `main()` returns, or 1 after a traceback.
-
-    At once: Python's own end can abort in a thread of a C++ library. The group
-    ends only after success: else it would wait for a rank that failed.
-    """
-    code: int | None = 1
-    try:
-        code = main()
-        if not code:
-            destroy_process_group()
-    except Exception as error:
-        traceback.print_exc()
-        line = f"{type(error).__name__}: {error}"
-        _tell_torchrun(line, traceback.format_exc())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or 0)

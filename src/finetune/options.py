@@ -1,70 +1,105 @@
 """What can be chosen about a training, in Python and on the command line."""
 
 import argparse
+import dataclasses
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from finetune.model import SIZES
-
-CHOICES: dict[str, Sequence[Any]] = {
-    "model": list(SIZES),
-    "ddp": ["simple", "miniddp", "torch"],
-    "amp": ["off", "bf16", "fp16"],
-}
-# When resumed; the other options have shaped the steps so far.
-MAY_CHANGE = {"data_dir", "epochs", "steps", "checkpoint", "checkpoint_every"}
-MAY_CHANGE |= {"keep", "resume", "elastic", "timeout", "profile"}
-LEAST = {"warmup": 0, "seed": 0}  # of whole numbers; that of the others is 1
 
 
 class OptionsError(ValueError):
     """Options that nothing can be trained with: which, and why."""
 
 
+def option(
+    default: Any,
+    help: str,
+    choices: Sequence[str] = (),
+    least: int = 1,
+    may_change: bool = False,
+) -> Any:
+    """An option, stated once: its flag, type and checks come from the field.
+
+    `least`: of whole numbers. `may_change`: when resumed; the other options
+    have shaped the steps so far.
+    """
+    facts = {
+        "help": help,
+        "choices": choices,
+        "least": least,
+        "may_change": may_change,
+    }
+    return dataclasses.field(default=default, metadata=facts)
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of the command line; `OptionsError` for a bad value."""
 
-    data_dir: str | None = None
-    model: str = "tiny"
-    pretrained: bool = True
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 16
-    accumulation: int = 1
-    ddp: str = "simple"
-    amp: str = "off"
-    lr: float = 1e-3
-    warmup: int = 0
-    clip: float | None = None
-    max_length: int = 128
-    seed: int = 0
-    checkpoint: str | None = None
-    checkpoint_every: int | None = None
-    keep: int = 2
-    resume: str | None = None
-    elastic: bool = False
-    timeout: int = 600
-    profile: str | None = None
+    data_dir: str | None = option(
+        None, "folder with the original MRPC files", may_change=True
+    )
+    model: str = option("tiny", "its size", choices=tuple(SIZES))
+    pretrained: bool = option(True, "published weights, for 360m")
+    epochs: int = option(1, "passes over the training pairs", may_change=True)
+    steps: int | None = option(
+        None, "stop after so many, those resumed included", may_change=True
+    )
+    batch_size: int = option(16, "pairs per rank in each step")
+    accumulation: int = option(1, "micro-batches in each such batch")
+    ddp: str = option(
+        "simple",
+        "averages the gradients",
+        choices=("simple", "miniddp", "torch"),
+    )
+    amp: str = option(
+        "off", "mixed precision; fp16 on a GPU", choices=("off", "bf16", "fp16")
+    )
+    lr: float = option(1e-3, "learning rate; about 2e-5 if pretrained")
+    warmup: int = option(0, "steps until the learning rate is reached", least=0)
+    clip: float | None = option(None, "largest norm of the averaged gradient")
+    max_length: int = option(128, "tokens of a pair; the rest is cut off")
+    seed: int = option(0, "of the weights and the order of the pairs", least=0)
+    checkpoint: str | None = option(
+        None, "folder for checkpoints, seen by every rank", may_change=True
+    )
+    checkpoint_every: int | None = option(
+        None, "steps between checkpoints", may_change=True
+    )
+    keep: int = option(2, "so many of the newest checkpoints", may_change=True)
+    resume: str | None = option(
+        None, "a file, or auto: the newest of --checkpoint", may_change=True
+    )
+    elastic: bool = option(
+        False, "resume on other numbers of ranks", may_change=True
+    )
+    timeout: int = option(
+        600, "seconds that a rank waits for another", may_change=True
+    )
+    backend: str | None = option(
+        None, "of torch; by default what all ranks have", may_change=True
+    )
+    profile: str | None = option(
+        None, "folder for a trace of steps 8 to 12", may_change=True
+    )
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name in CHOICES and value not in CHOICES[name]:
-                wanted = f"one of {', '.join(CHOICES[name])}"
-            elif type(value) is int and not LEAST.get(name, 1) <= value < 2**31:
-                wanted = f"at least {LEAST.get(name, 1)} and below 2^31"
-            elif type(value) is float and not 0 < value < 1e30:
-                wanted = "a positive number below 1e30"
-            elif value == "":
-                wanted = "a folder"
-            else:
-                continue
-            shown = repr(value)[:100]
-            raise OptionsError(f"{flag(name)} must be {wanted}, got {shown}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            wanted = _missed(
+                value, field.metadata["choices"], field.metadata["least"]
+            )
+            if wanted:
+                shown = repr(value)[:100]
+                raise OptionsError(
+                    f"{flag(field.name)} must be {wanted}, got {shown}"
+                )
         if self.batch_size % self.accumulation:
             raise OptionsError(
                 f"--accumulation must divide --batch-size, got "
@@ -76,27 +111,43 @@ class Options:
             raise OptionsError("--resume auto needs --checkpoint")
 
 
+def _missed(value: Any, choices: Sequence[str], least: int) -> str | None:
+    """What a value should be and is not, if so."""
+    if choices and value not in choices:
+        return f"one of {', '.join(choices)}"
+    if type(value) is int and not least <= value < 2**31:
+        return f"at least {least} and below 2^31"
+    if type(value) is float and not 0 < value < 1e30:
+        return "a positive number below 1e30"
+    if value == "":
+        return "something"
+    return None
+
+
 def flag(name: str) -> str:
     """An option on the command line: `batch_size` is `--batch-size`."""
     return "--" + name.replace("_", "-")
 
 
-class Unchanged:
-    """What has shaped the steps so far, of a checkpoint: else it is refused."""
+class ShapingOptions:
+    """What has shaped the steps so far: a checkpoint of other ones is refused."""
 
-    def __init__(self, options: Options, data: str) -> None:
-        chosen = asdict(options).items()
-        self.facts = {flag(k): v for k, v in chosen if k not in MAY_CHANGE}
-        self.facts["SHA-256 of the pairs' tokens"] = data
+    def __init__(self, options: Options, digest_of_data: str) -> None:
+        self.facts = {
+            flag(field.name): getattr(options, field.name)
+            for field in dataclasses.fields(options)
+            if not field.metadata["may_change"]
+        }
+        self.facts["SHA-256 of the pairs' tokens"] = digest_of_data
 
     def state_dict(self) -> dict[str, Any]:
         return self.facts
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         for name, value in self.facts.items():
-            if value != (was := saved.get(name)):
-                was = str(was)[:100]
-                raise ValueError(f"saved with {name} {was}, not {value}")
+            if saved.get(name) != value:
+                before = str(saved.get(name))[:100]
+                raise ValueError(f"saved with {name} {before}, not {value}")
 
 
 def check_outputs(options: Options) -> None:
@@ -108,8 +159,8 @@ def check_outputs(options: Options) -> None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            where = f"{flag(name)}: cannot write into {folder}"
-            raise OptionsError(f"{where}: {error.strerror}") from error
+            problem = f"{flag(name)}: cannot write into {folder}"
+            raise OptionsError(f"{problem}: {error.strerror}") from error
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,31 +176,36 @@ class Parser(argparse.ArgumentParser):
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """From the command line, or `arguments`; raises `OptionsError`."""
-    form = argparse.ArgumentDefaultsHelpFormatter
-    about = "Fine-tune a classifier of sentence pairs, on one rank or on many."
-    parser = Parser("finetune", description=about, formatter_class=form)
-    parser.allow_abbrev = False
-    parser.set_defaults(**asdict(Options()))
-    add, on_off = parser.add_argument, argparse.BooleanOptionalAction
-    add("--data-dir", help="folder with the original MRPC files")
-    add("--model", help=f"its size: {', '.join(SIZES)}")
-    add("--pretrained", action=on_off, help="published weights, for 360m")
-    add("--epochs", type=int, help="passes over the training pairs")
-    add("--steps", type=int, help="stop after so many, those resumed included")
-    add("--batch-size", type=int, help="pairs per rank in each step")
-    add("--accumulation", type=int, help="micro-batches in each such batch")
-    add("--ddp", help="averages the gradients: simple, miniddp or torch")
-    add("--amp", help="mixed precision: off, bf16, or fp16 on a GPU")
-    add("--lr", type=float, help="learning rate; about 2e-5 if pretrained")
-    add("--warmup", type=int, help="steps until the learning rate is reached")
-    add("--clip", type=float, help="largest norm of the averaged gradient")
-    add("--max-length", type=int, help="tokens of a pair; the rest is cut off")
-    add("--seed", type=int, help="of the weights and the order of the pairs")
-    add("--checkpoint", help="folder for checkpoints, seen by every rank")
-    add("--checkpoint-every", type=int, help="steps between checkpoints")
-    add("--keep", type=int, help="so many of the newest checkpoints")
-    add("--resume", help="a file, or auto: the newest of --checkpoint")
-    add("--elastic", action=on_off, help="resume on other numbers of ranks")
-    add("--timeout", type=int, help="seconds that a rank waits for another")
-    add("--profile", help="folder for a trace of steps 8 to 12")
+    parser = Parser(
+        "finetune",
+        description="Fine-tune a classifier of sentence pairs, on one rank or on many.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    types = get_type_hints(Options)
+    for field in dataclasses.fields(Options):
+        help = field.metadata["help"]
+        if choices := field.metadata["choices"]:
+            help = f"{help}: {', '.join(choices)}"
+        value_type = _without_none(types[field.name])
+        if value_type is bool:
+            parser.add_argument(
+                flag(field.name),
+                action=argparse.BooleanOptionalAction,
+                default=field.default,
+                help=help,
+            )
+        else:
+            parser.add_argument(
+                flag(field.name),
+                type=value_type,
+                default=field.default,
+                help=help,
+            )
     return Options(**vars(parser.parse_args(arguments)))
+
+
+def _without_none(annotation: Any) -> Any:
+    """`int` for `int | None`."""
+    options = [kind for kind in get_args(annotation) if kind is not NoneType]
+    return options[0] if options else annotation

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,11 +18,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-DAMAGE = (LookupError, RuntimeError, TypeError, ValueError, SafetensorError)
-
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written or used: which, where and why."""
+
+
+class DamagedError(CheckpointError):
+    """The bytes of a file are not those of a checkpoint that was written."""
 
 
 def write_state(path: Path, state: Any) -> None:
@@ -36,8 +37,12 @@ def write_state(path: Path, state: Any) -> None:
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, "state", tensors))
     header = {"state": _digest(structure, tensors) + structure}
-    own = f"{path.name}.", path.parent, True  # a folder of no other process
-    with TemporaryDirectory(".unfinished", *own) as folder:
+    with TemporaryDirectory(
+        prefix=f"{path.name}.",
+        suffix=".unfinished",
+        dir=path.parent,
+        ignore_cleanup_errors=True,
+    ) as folder:
         unfinished = Path(folder) / path.name
         safetensors.torch.save_file(tensors, unfinished, header)
         _force_to_disk(unfinished)
@@ -47,26 +52,32 @@ def write_state(path: Path, state: Any) -> None:
 
 
 def read_state(path: Path) -> tuple[Any, str]:
-    """The state in a file, on the CPU, and its SHA-256.
+    """The state in a file, and its SHA-256. The tensors are a map of the file.
 
-    Raises `CheckpointError` if it is missing, foreign or damaged in any byte.
+    Raises `DamagedError` for a foreign file and for damage in any byte. What
+    else goes wrong, such as `OSError` or too little memory, is no damage.
     """
+    path.open("rb").close()  # says why not, as safetensors does not
     try:
-        path.open("rb").close()  # says why not, as safetensors does not
         with safe_open(path, "pt") as file:
-            names, text = file.keys(), file.metadata()["state"]
-            tensors = {name: file.get_tensor(name).clone() for name in names}
-        digest, structure = text[:64], text[64:]
-        if digest != _digest(structure, tensors):
-            raise ValueError("its SHA-256 is another")
-        build = functools.partial(_unpack, tensors)
-        return json.loads(structure, object_hook=build), digest
-    except OSError as error:
-        reason = f"cannot read {path}: {error.strerror}"
-        raise CheckpointError(reason) from error
-    except DAMAGE as error:
-        reason = f"{path} is damaged or no checkpoint: {str(error)[:200]}"
-        raise CheckpointError(reason) from error
+            text = (file.metadata() or {}).get("state", "")
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise _damaged(path, str(error)) from error
+    digest = text[:64]
+    structure = text[64:]
+    if digest != _digest(structure, tensors):
+        raise _damaged(path, "its SHA-256 is another")
+    unpack = functools.partial(_unpack, tensors)
+    try:
+        return json.loads(structure, object_hook=unpack), digest
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, reason: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged or no checkpoint: {reason[:200]}")
 
 
 def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
@@ -90,16 +101,18 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case list() | tuple():
-            numbered = enumerate(value)
-            parts = [_pack(v, f"{name}.{i}", tensors) for i, v in numbered]
-            return parts if isinstance(value, list) else {"tuple": parts}
+        case list():
+            return [
+                _pack(v, f"{name}.{i}", tensors) for i, v in enumerate(value)
+            ]
+        case tuple():
+            return {"tuple": _pack(list(value), name, tensors)}
         case dict():
             keys = _pack(list(value), f"{name}, keys", tensors)
-            items = value.items()
-            parts = [_pack(v, f"{name}.{k}", tensors) for k, v in items]
-            kind = "counter" if isinstance(value, Counter) else "dict"
-            return {kind: list(zip(keys, parts, strict=True))}
+            values = [
+                _pack(v, f"{name}.{k}", tensors) for k, v in value.items()
+            ]
+            return {"dict": list(zip(keys, values, strict=True))}
         case Tensor(layout=torch.strided):
             while name in tensors:
                 name += "'"
@@ -109,15 +122,13 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     raise CheckpointError(f"{name} cannot be saved: it is {what}")
 
 
-def _unpack(tensors: dict[str, Tensor], part: dict[str, Any]) -> Any:
-    """What a JSON object stands for, when its parts have been unpacked."""
-    match part:
+def _unpack(tensors: dict[str, Tensor], packed: dict[str, Any]) -> Any:
+    """What a JSON object stands for, when what is in it has been unpacked."""
+    match packed:
         case {"tensor": name}:
             return tensors[name]
-        case {"tuple": parts}:
-            return tuple(parts)
+        case {"tuple": values}:
+            return tuple(values)
         case {"dict": items}:
             return dict(items)
-        case {"counter": items}:
-            return Counter(dict(items))
     raise ValueError("an unknown kind of value")

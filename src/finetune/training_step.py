@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, profiler
 from torch.amp import GradScaler
 from torch.optim import AdamW, Optimizer
@@ -15,7 +16,7 @@ from finetune.data import Batch, to_device
 from finetune.options import Options
 from miniddp.ddp import DistributedDataParallel
 from miniddp.naive import SimpleDDP
-from miniddp.process import device, get
+from miniddp.process import device
 
 WRAPPERS: dict[str, Any] = {
     "simple": SimpleDDP,
@@ -44,10 +45,11 @@ def train_step(
     """
     scaler = scaler or GradScaler(enabled=False)
     weights = weights or [1 / len(batches)] * len(batches)
-    *first, last = zip(batches, weights, strict=True)
+    losses = []
     with model.no_sync():
-        losses = [accumulate(model, *part, amp, scaler) for part in first]
-    losses.append(accumulate(model, *last, amp, scaler))
+        for batch, weight in zip(batches[:-1], weights[:-1], strict=True):
+            losses.append(accumulate(model, batch, weight, amp, scaler))
+    losses.append(accumulate(model, batches[-1], weights[-1], amp, scaler))
     with record_function("sync_grads"):
         if isinstance(model, SimpleDDP):  # the DDPs have, during backward
             model.sync_gradients()
@@ -61,7 +63,9 @@ def train_step(
     return torch.stack(losses).sum()
 
 
-def accumulate(model: Any, batch: Batch, weight: float, amp: str, scaler: GradScaler) -> Tensor:
+def accumulate(
+    model: Any, batch: Batch, weight: float, amp: str, scaler: GradScaler
+) -> Tensor:
     """Add the gradients of a micro-batch's weighted loss to those there."""
     with record_function("data_movement"):
         batch = to_device(batch)
@@ -84,23 +88,26 @@ def rebuild_buckets(model: Any, optimizer: Optimizer, batch: Batch) -> None:
     optimizer.zero_grad()
 
 
-def build_optimizer(module: nn.Module, options: Options) -> tuple[AdamW, LambdaLR]:
+def build_optimizer(
+    module: nn.Module, options: Options
+) -> tuple[AdamW, LambdaLR]:
     """AdamW, and its learning rate: a linear warm-up from 0, then the same."""
     from transformers import get_constant_schedule_with_warmup
 
     optimizer = AdamW(module.parameters(), lr=options.lr)
-    rate = get_constant_schedule_with_warmup(optimizer, options.warmup)
-    return optimizer, rate
+    scheduler = get_constant_schedule_with_warmup(optimizer, options.warmup)
+    return optimizer, scheduler
 
 
 def tracing(folder: str | None) -> AbstractContextManager[Any]:
     """A profiler of rank 0's steps 8 to 12, counted from 0, into `folder`."""
-    if folder is None or get("rank") != 0:
+    if folder is None or dist.get_rank() != 0:
         return nullcontext()
-    phases = {"skip_first": 5, "wait": 1, "warmup": 2, "active": 5, "repeat": 1}
+    phases = profiler.schedule(
+        skip_first=5, wait=1, warmup=2, active=5, repeat=1
+    )
     write = profiler.tensorboard_trace_handler(folder, "rank0", use_gzip=True)
-    chosen = profiler.schedule(**phases)
-    return profiler.profile(schedule=chosen, on_trace_ready=write)
+    return profiler.profile(schedule=phases, on_trace_ready=write)
 
 
 def check_amp(amp: str) -> None:

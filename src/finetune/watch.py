@@ -13,10 +13,11 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from miniddp.process import device
 
 SLOW = 1.5  # times what a step takes on the others
+REPORTS_NEEDED = 5
 logger = logging.getLogger(__name__)
 
 
@@ -32,97 +34,140 @@ logger = logging.getLogger(__name__)
 def watching(timeout: float) -> Iterator[None]:
     """Name the ranks for which this one waits for half the timeout.
 
-    As an error of the log, by one rank, and in the error of the collective.
+    One rank logs them, as an error: so it stands there before the timeout.
+    Then gloo raises, and its error has the names too. NCCL raises nothing: its
+    watchdog ends the process, by SIGABRT, and no line of Python runs any more.
     """
     if dist.get_world_size() == 1:
         yield
         return
     watch = Watch(timeout / 2)
-    dist.barrier()  # all have said something
+    dist.barrier()  # all have reported
     watch.start()
     try:
         yield
     except RuntimeError as error:
-        if watch.named:
-            error.add_note(watch.named)
+        if watch.complaint:
+            error.add_note(watch.complaint)
         raise
     finally:
-        watch.done.set()
+        watch.is_over.set()
         watch.join(1)  # not for ever: a store that is lost never answers
     dist.barrier()  # nobody uses the store any more: it may end
 
 
+class Report(NamedTuple):
+    """What a rank says: when, the collectives it has called, where it is."""
+
+    seconds: float
+    calls: int
+    location: str
+
+
 class Watch(threading.Thread):
-    """Says where this rank is; listens while the rank waits."""
+    """Reports where this rank is; reads the others' reports while it waits."""
 
     def __init__(self, patience: float) -> None:
         super().__init__(daemon=True)
-        self.patience, self.done, self.named = patience, threading.Event(), ""
-        ranks = range(dist.get_world_size())
-        self.keys = [f"rank {rank} is there" for rank in ranks]
-        at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        wait = timedelta(seconds=max(1.0, patience / 2))
-        self.store: Any = dist.TCPStore(*at, timeout=wait)  # type: ignore[attr-defined]
-        self.say()
+        self.patience = patience
+        self.is_over = threading.Event()
+        self.complaint = ""
+        self.keys = [
+            f"rank {rank} is there" for rank in range(dist.get_world_size())
+        ]
+        self.store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            timeout=timedelta(seconds=max(1.0, patience / 2)),
+        )
+        self.report()
 
-    def say(self) -> int:
+    def report(self) -> int:
         """How many collectives this rank has called."""
         group: Any = dist.group.WORLD
-        calls = group._get_sequence_number_for_group()
-        text = json.dumps([time.monotonic(), calls, place()])
-        self.store.set(self.keys[dist.get_rank()], text)
-        return int(calls)
+        calls: int = group._get_sequence_number_for_group()
+        report = Report(time.monotonic(), calls, main_thread_location())
+        self.store.set(self.keys[dist.get_rank()], json.dumps(report))
+        return calls
 
     def run(self) -> None:
-        """Until `done`, or until the store does not answer."""
-        with suppress(RuntimeError):
+        """Until it is over, or until the store does not answer."""
+        try:
             self.listen()
+        except RuntimeError:
+            if not self.is_over.is_set():
+                self.complain_about_store()
 
     def listen(self) -> None:
-        calls, since = -1, 0.0
-        heard: list[list[bytes]] = []
-        of_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
-        whom = "rank 0" if of_rank_0 else "torchrun"
-        while not self.done.wait(self.patience / 10):
-            now, before = time.monotonic(), calls
-            calls = self.say()
-            if calls != before:
-                since, heard, self.named = now, [], ""
-            if now - since < self.patience / 2 or self.named:
+        calls = -1
+        waiting_since = 0.0
+        rounds: list[list[bytes]] = []
+        while not self.is_over.wait(self.patience / 10):
+            now = time.monotonic()
+            calls_before = calls
+            calls = self.report()
+            if calls != calls_before:
+                waiting_since = now
+                rounds = []
+                self.complaint = ""
+            if now - waiting_since < self.patience / 2 or self.complaint:
                 continue
-            self.named = f"the others wait for {whom}, whose store is silent"
-            heard = [*heard[-4:], self.store.multi_get(self.keys)]
-            ranks, self.named = missing(heard)
-            others = {*range(len(self.keys))} - ranks
-            if ranks and dist.get_rank() == min(others):
-                logger.error(self.named)
+            rounds.append(self.store.multi_get(self.keys))
+            ranks, self.complaint = missing(rounds[-REPORTS_NEEDED:])
+            waiting = set(range(len(self.keys))) - ranks
+            if ranks and dist.get_rank() == min(waiting):
+                logger.error(self.complaint)
+
+    def complain_about_store(self) -> None:
+        """Once on each machine: the ranks cannot agree on one that does."""
+        on_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
+        owner = "rank 0" if on_rank_0 else "torchrun"
+        self.complaint = f"the others wait for {owner}, whose store is silent"
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+            logger.error(self.complaint)
 
 
-def missing(heard: list[list[bytes]]) -> tuple[set[int], str]:
-    """Who says nothing any more, or else is behind; nobody until heard 5 times.
+def missing(rounds: list[list[bytes]]) -> tuple[set[int], str]:
+    """Who reports nothing any more, or else is behind, and a line about them.
 
-    `heard[-1][rank]` is what a rank said last.
+    Nobody until there are five rounds; `rounds[-1][rank]` is a rank's newest.
     """
-    if len(heard) < 5:
+    if len(rounds) < REPORTS_NEEDED:
         return set(), ""
-    told = [json.loads(text) for text in heard[-1]]
-    most = max(calls for _, calls, _ in told)
-    ranks = {r for r, text in enumerate(heard[-1]) if text == heard[-4][r]}
-    verb = "last heard of in" if ranks else "in"
-    ranks = ranks or {r for r, beat in enumerate(told) if beat[1] < most}
-    names = [f"rank {r} ({verb} {told[r][2]})" for r in sorted(ranks)]
-    text = f"the others wait for {', '.join(names)}"
-    return ranks, text[:300] if ranks else ""
+    reports = [Report(*json.loads(text)) for text in rounds[-1]]
+    ranks = range(len(reports))
+    silent = {rank for rank in ranks if rounds[-1][rank] == rounds[-4][rank]}
+    most_calls = max(report.calls for report in reports)
+    behind = {rank for rank in ranks if reports[rank].calls < most_calls}
+    guilty = silent or behind
+    if not guilty:
+        return set(), ""
+    verb = "last heard of in" if silent else "in"
+    names = [f"rank {r} ({verb} {reports[r].location})" for r in sorted(guilty)]
+    return guilty, f"the others wait for {', '.join(names)}"[:300]
 
 
-def place() -> str:
+def main_thread_location() -> str:
     """Where the main thread is, outside of torch."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
-    for at, line in traceback.walk_stack(frame):
-        path = Path(at.f_code.co_filename)
-        if "torch" not in path.parts:
-            return f"{path.name}:{line} in {at.f_code.co_name}"
+    for caller, line in traceback.walk_stack(frame):
+        module = caller.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "torch":
+            return f"{source_of(caller)}:{line} in {caller.f_code.co_name}"
     return "torch"
+
+
+def source_of(frame: FrameType) -> str:
+    """The name of a frame's file, or its module's where it has none.
+
+    cloudpickle, by which `run_ranks` sends a function, calls it
+    "<dynamic-code>" from 3.1.3 on.
+    """
+    file = frame.f_code.co_filename
+    if file.startswith("<"):
+        module: str = frame.f_globals.get("__name__", file)
+        return module.rpartition(".")[2]
+    return Path(file).name
 
 
 class Pace:
@@ -134,8 +179,12 @@ class Pace:
     """
 
     def __init__(self, module: nn.Module, every: int) -> None:
-        self.every, self.steps, self.seconds, self.named = every, 0, 0.0, -1
-        self.begun = self.ready = 0.0
+        self.every = every
+        self.steps = 0
+        self.seconds = 0.0
+        self.begun = 0.0
+        self.ready = 0.0
+        self.named: int | None = None
         first: Any = next(module.parameters())
         first.register_post_accumulate_grad_hook(self.note)
 
@@ -145,19 +194,20 @@ class Pace:
     def __enter__(self) -> None:
         self.begun = time.perf_counter()
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, error_type: object, *_: object) -> None:
         self.steps += 1
         self.seconds += self.ready - self.begun
-        if kind is None and self.steps == self.every:
+        if error_type is None and self.steps == self.every:
             self.compare()
 
     def compare(self) -> None:
-        everyone = torch.zeros(dist.get_world_size(), device=device())
-        everyone[dist.get_rank()] = self.seconds / self.steps
-        dist.all_reduce(everyone)
-        self.steps, self.seconds = 0, 0.0
-        *others, slowest = everyone.sort().values.tolist()
-        rank = int(everyone.argmax())
+        seconds_per_step = torch.zeros(dist.get_world_size(), device=device())
+        seconds_per_step[dist.get_rank()] = self.seconds / self.steps
+        dist.all_reduce(seconds_per_step)
+        self.steps = 0
+        self.seconds = 0.0
+        *others, slowest = seconds_per_step.sort().values.tolist()
+        rank = int(seconds_per_step.argmax())
         usual = statistics.median_high(others or [slowest])
         if slowest > SLOW * usual and rank != self.named:
             self.named = rank

@@ -86,13 +86,13 @@ def test_a_job_says_one_line_that_every_terminal_shows(tmp_path):
     """An argument of a shell may hold any bytes: Python has them as half characters."""
 
     def say(rank):
-        from finetune import job
+        from finetune import last_words
 
         for number, line in enumerate(["--\udcff", "a\nb\tc", "x" * 10**6]):
             folder = tmp_path / str(number) / "0" / "0"
             folder.mkdir(parents=True)
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
-            job.say_once(line)
+            last_words.say_once(line)
             assert json.loads((folder / "error.json").read_text())["message"]["message"]
             yield (tmp_path / str(number) / "last_words").read_text()
 
@@ -259,16 +259,17 @@ names = st.one_of(st.text(max_size=20), st.sampled_from(["f.", ".f", "%", "[", "
 
 @settings(few, max_examples=5)
 @given(st.lists(st.tuples(texts, names), min_size=40, max_size=40))
-def test_symbols_of_quotes(tmp_path, cases):
+def test_symbols_of_quotes(cases):
     cases = [[part.encode(errors="replace").decode() for part in case] for case in cases]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    script = ROOT / "tests/extension/hostile.lua"
-    extension = ROOT / "_extensions/ddp-book"
-    command = [pypandoc.get_pandoc_path(), "lua", script, extension, tmp_path / "cases.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    script = ROOT / "tests/book/extension/quote.lua"
+    command = [pypandoc.get_pandoc_path(), "lua", script, ROOT / "_extensions/ddp-book"]
+    done = subprocess.run(
+        command, input=json.dumps(cases), capture_output=True, encoding="utf-8", timeout=60
+    )
     assert done.returncode == 0, done.stderr
-    for problem in json.loads(done.stdout):
-        assert len(problem) <= QUOTED + OWN, problem
+    for quotes in json.loads(done.stdout):
+        for quote in quotes.values():
+            assert isinstance(quote, str) or len(quote["problem"]) <= QUOTED + OWN, quote
 
 
 # Who listens

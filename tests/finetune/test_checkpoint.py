@@ -1,4 +1,5 @@
 import errno
+import functools
 import itertools
 import json
 import os
@@ -10,7 +11,6 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, TensorDataset
 
 from finetune import checkpoint
@@ -94,7 +95,6 @@ states = st.recursive(
     lambda parts: (
         st.lists(parts, max_size=3)
         | st.lists(parts, max_size=3).map(tuple)
-        | st.dictionaries(st.integers(), st.integers(), max_size=3).map(Counter)
         | st.dictionaries(
             st.text() | st.integers() | st.tuples(st.integers(), st.text()), parts, max_size=3
         )
@@ -233,10 +233,11 @@ def test_a_foreign_file_is_named(tmp_path, content, message):
         read_state(tmp_path / "a")
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    for path, reason in [(tmp_path / "no", "No such file"), (tmp_path, "Is a directory")]:
-        with pytest.raises(CheckpointError, match=f"cannot read {path}: {reason}"):
-            read_state(path)
+def test_a_file_that_cannot_be_opened_is_no_damage(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_state(tmp_path / "no")
+    with pytest.raises(IsADirectoryError):
+        read_state(tmp_path)
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
@@ -299,6 +300,20 @@ def test_reading_holds_one_copy_in_memory(tmp_path):
 # Training that goes on
 
 
+class Place:
+    """The sampler's place as of the batches that were trained on."""
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self.sampler = sampler
+        self.consumed = 0
+
+    def state_dict(self):
+        return self.sampler.state_dict(consumed=self.consumed)
+
+    def load_state_dict(self, state) -> None:
+        self.sampler.load_state_dict(state)
+
+
 class Training:
     """A small training with everything that has a state: dropout, momentum, schedule, shuffle."""
 
@@ -312,8 +327,9 @@ class Training:
         self.sampler = DistributedSampler(dataset, seed=3)
         order = torch.Generator().manual_seed(7)
         self.loader = DataLoader(dataset, BATCH, sampler=self.sampler, generator=order)
+        self.place = Place(self.sampler)
         self.objects = {"model": self.model.module, "optimizer": self.optimizer}
-        self.objects |= {"scheduler": self.scheduler, "sampler": self.sampler}
+        self.objects |= {"scheduler": self.scheduler, "place": self.place}
         self.step = 0
         self.noise: list[tuple[float, float]] = []
         set_seed(0, rank_offset=1 + rank)
@@ -323,13 +339,12 @@ class Training:
         last = self.step + steps
         for epoch in itertools.count(self.sampler.epoch):
             self.sampler.set_epoch(epoch)
-            seen = self.sampler.state_dict()["consumed"]
+            self.place.consumed = self.sampler.state_dict()["consumed"]
             for inputs, targets in self.loader:
                 if self.step == last:
                     return
                 self.train_step(inputs, targets)
-                seen += len(inputs)
-                self.place = self.sampler.state_dict(consumed=seen)
+                self.place.consumed += len(inputs)
 
     def train_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         inputs, targets = inputs.to(device()), targets.to(device())
@@ -343,21 +358,15 @@ class Training:
         self.step += 1
 
     def save(self, folder: Path) -> Path:
-        return checkpoint.save(folder, self.step, {**self.objects, "sampler": self.place})
+        return checkpoint.save(folder, self.step, self.objects)
 
-    def load(self, path: Path) -> int:
-        self.step = checkpoint.load(path, self.objects)
+    def load(self, found: checkpoint.Checkpoint) -> int:
+        self.step = checkpoint.load(found, self.objects)
         return self.step
 
     def state(self):
         states_ = {name: value.state_dict() for name, value in self.objects.items()}
-        return {
-            **states_,
-            "sampler": None,
-            "random": random_state(),
-            "place": self.place,
-            "step": self.step,
-        }
+        return {**states_, "random": random_state(), "step": self.step}
 
 
 def straight(rank: int, steps: int):
@@ -375,8 +384,7 @@ def until_save(rank: int, steps: int, folder: Path):
 def from_load(rank: int, folder: Path, steps: int):
     training = Training(rank)
     torch.rand(5 + rank)
-    path = checkpoint.latest(folder)
-    restored = training.load(path)
+    restored = training.load(checkpoint.latest(folder))
     training.run(steps)
     return training.state(), training.noise, restored
 
@@ -438,7 +446,7 @@ def on_every_rank(world_size, fn, *args) -> str:
 
 
 def load_into(rank, path):
-    Training(rank).load(path)
+    Training(rank).load(checkpoint.read(path))
 
 
 @pytest.fixture(scope="module")
@@ -483,9 +491,12 @@ def other_state(path):
     write_state(path, {"model": {}})
 
 
-def no_step(path):
+def of_the_old_trainer(path):
+    """As `miniddp.train` wrote it: without a format, and with other parts."""
     state, _ = read_state(path)
-    write_state(path, {**state, "step": "third"})
+    del state["format"]
+    shared = {**state["shared"], "place": {"epoch": 0, "consumed": 12}}
+    write_state(path, {**state, "shared": shared})
 
 
 @pytest.mark.parametrize(
@@ -496,7 +507,7 @@ def no_step(path):
         (flip, "is damaged or no checkpoint: its SHA-256 is another"),
         (foreign, "is damaged or no checkpoint: "),
         (other_state, "is no checkpoint of a training"),
-        (no_step, "invalid literal for int"),
+        (of_the_old_trainer, "its format is 1, this version of finetune has 2: go on with the"),
         (os.remove, "No such file or directory"),
     ],
 )
@@ -507,51 +518,97 @@ def test_a_bad_file_is_named_on_every_rank(tmp_path, saved, harm, words):
     message = on_every_rank(2, load_into, path)
     assert words in message
     assert str(path) in message
-    assert message.startswith("CheckpointError: ")
+    assert message.startswith(("CheckpointError: ", "DamagedError: "))
 
 
-def test_a_file_that_only_one_rank_sees_differently_is_named_on_every_rank(tmp_path, saved):
-    def load(rank, harm):
-        own = tmp_path / f"{harm.__name__}{rank}"
-        shutil.copy(saved, own)
-        if rank == 1:
-            harm(own)
-        monkey = pytest.MonkeyPatch()
-        monkey.setattr(checkpoint, "read_state", lambda path: read_state(own))
-        with monkey.context():
-            load_into(rank, saved)
-
-    def rewrite(path):
-        state, _ = read_state(path)
-        write_state(path, {**state, "step": 4})
-
-    message = on_every_rank(2, load, cut)
-    assert f"rank 1: {tmp_path}/cut1 is damaged" in message
-    assert "SHA-256 of the checkpoint is " in on_every_rank(2, load, rewrite)
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
 
 
-def test_the_newest_checkpoint_is_one_that_every_rank_can_read(tmp_path, saved):
-    """Folders of the machines' own: rank 1 has an older checkpoint, and rank 2 a damaged one."""
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (RuntimeError(ALLOCATOR), ALLOCATOR),
+        (MemoryError(), "MemoryError"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+    ],
+)
+def test_what_is_no_damage_stops_every_rank_and_no_older_checkpoint_is_taken(
+    tmp_path, problem, words
+):
+    def newest(rank):
+        for step in (8, 12):
+            save_small(rank, tmp_path, step)
+        read = checkpoint.read_state
+
+        def read_until_12(path):
+            if "12" in path.name:
+                raise problem
+            return read(path)
+
+        checkpoint.read_state = read_until_12
+        checkpoint.latest(tmp_path)
+
+    message = on_every_rank(2, newest)
+    where = f"cannot read {tmp_path}/step-00000012.safetensors: rank 0: "
+    assert message == f"CheckpointError: {where}{words}"
+
+
+@pytest.mark.parametrize("ranks_without_room", [[0], [1]])
+def test_a_rank_without_room_for_the_state_stops_every_rank(saved, ranks_without_room):
+    def load(rank):
+        found = checkpoint.read(saved)
+        if rank in ranks_without_room:
+            checkpoint.tree_map_only = full
+        Training(rank).load(found)
+
+    def full(kind, function, state):
+        if function is not torch.clone and not isinstance(function, functools.partial):
+            return tree_map_only(kind, function, state)
+        raise RuntimeError(ALLOCATOR)
+
+    message = on_every_rank(2, load)
+    who = f"rank {ranks_without_room[0]}"
+    assert message == f"CheckpointError: cannot load {saved}: {who}: {ALLOCATOR}"
+
+
+def test_rank_0_reads_a_file_once_and_the_others_never(tmp_path, saved):
+    """Rank 1's folder is empty: what it loads has come from rank 0."""
+
+    def resume(rank):
+        own = tmp_path / str(rank)
+        own.mkdir()
+        if rank == 0:
+            shutil.copy(saved, own)
+        os.chdir(own)
+        opened = []
+        read = checkpoint.read_state
+        checkpoint.read_state = lambda path: opened.append(path) or read(path)
+        training = Training(rank)
+        restored = training.load(checkpoint.latest("."))
+        return restored, len(opened), training.model.module[0].weight.tolist()
+
+    first, second = run(resume, 2, default_device=False)
+    assert (first[:2], second[:2]) == ((3, 1), (3, 0))
+    weight = read_state(saved)[0]["shared"]["model"]["0.weight"]
+    assert first[2] == second[2] == weight.tolist()
+
+
+def test_a_file_that_rank_0_does_not_see_and_another_does_is_not_left_out(tmp_path, saved):
+    """Rank 0's machine has an old list of a shared folder, or each a folder of its own."""
 
     def newest(rank):
         own = tmp_path / str(rank)
         own.mkdir()
         shutil.copy(saved, own / "step-00000003.safetensors")
-        if rank != 1:
+        if rank == 1:
             shutil.copy(saved, own / "step-00000006.safetensors")
-        shutil.copy(saved, own / "step-00000009.safetensors")
-        if rank == 2:
-            cut(own / "step-00000009.safetensors")
         os.chdir(own)
-        first = str(checkpoint.latest("."))
-        os.remove("step-00000003.safetensors") if rank == 0 else None
-        with pytest.raises(CheckpointError) as caught:
-            checkpoint.latest(".")
-        return first, str(caught.value)
+        checkpoint.latest(".")
 
-    (result,) = {*run(newest, 3)}
-    assert result[0] == "step-00000003.safetensors"
-    assert result[1].startswith("no checkpoint in . that every rank can read: rank 2: step-0000")
+    message = on_every_rank(2, newest)
+    assert message == (
+        "CheckpointError: cannot read step-00000006.safetensors: rank 0: No such file or directory"
+    )
 
 
 def small(features: int = 4) -> nn.Module:
@@ -569,12 +626,11 @@ def save_small(rank, folder, step=1, **options):
         ({"model": small(5)}, "size mismatch for 0.weight"),
         ({"model": small()[:1]}, "Unexpected key"),
         ({"model": nn.Sequential(*small(), nn.Linear(1, 1))}, "Missing key"),
-        ({"model": small(), "ema": small()}, "no 'ema' in it"),
     ],
 )
 def test_a_state_that_does_not_fit_is_named_on_every_rank(tmp_path, wanted, message):
     def load(rank):
-        checkpoint.load(tmp_path / "step-00000001.safetensors", wanted)
+        checkpoint.load(checkpoint.latest(tmp_path), wanted)
 
     run(save_small, 2, tmp_path)
     text = on_every_rank(2, load)
@@ -583,7 +639,8 @@ def test_a_state_that_does_not_fit_is_named_on_every_rank(tmp_path, wanted, mess
 
 def test_an_optimizer_that_does_not_fit_is_named_on_every_rank(saved):
     def load(rank):
-        checkpoint.load(saved, {"optimizer": torch.optim.SGD(small().parameters(), lr=1.0)})
+        optimizer = torch.optim.SGD(small().parameters(), lr=1.0)
+        checkpoint.load(checkpoint.read(saved), {"optimizer": optimizer})
 
     message = on_every_rank(2, load)
     assert message.startswith(f"CheckpointError: cannot load {saved}: loaded state dict")
@@ -591,8 +648,7 @@ def test_an_optimizer_that_does_not_fit_is_named_on_every_rank(saved):
 
 def test_random_numbers_of_a_gpu_are_not_continued_on_a_cpu(tmp_path, saved):
     state, _ = read_state(saved)
-    *others, _ = state["random_states"][1]
-    state["random_states"][1] = (*others, torch.zeros(16, dtype=torch.uint8))
+    state["random_states"][1]["gpu"] = torch.zeros(16, dtype=torch.uint8)
     write_state(tmp_path / "gpu", state)
     message = on_every_rank(2, load_into, tmp_path / "gpu")
     assert "rank 1: its random states are not of a device like this" in message
@@ -603,17 +659,27 @@ class Broken:
         raise RuntimeError("no state\ntoday")
 
 
+class Holder:
+    """An object whose state is this."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+
 def test_a_state_that_cannot_be_had_or_saved_is_named_on_every_rank(tmp_path):
     def save(rank, which):
         checkpoint.save(tmp_path, 2, {"model": which})
 
     where = f"CheckpointError: cannot save step 2 in {tmp_path}: "
     assert on_every_rank(2, save, Broken()) == where + "rank 0: no state today"
-    assert on_every_rank(2, save, {1}) == where + "rank 0: " + (
+    assert on_every_rank(2, save, Holder({1})) == where + "rank 0: " + (
         "state.shared.model cannot be saved: it is a set, not a dense tensor or plain value"
     )
-    assert "it is a Tensor, not a dense" in on_every_rank(2, save, torch.eye(2).to_sparse())
-    assert "meta" in on_every_rank(2, save, torch.ones(2, device="meta"))
+    assert "it is a Tensor, not a dense" in on_every_rank(2, save, Holder(torch.eye(2).to_sparse()))
+    assert "meta" in on_every_rank(2, save, Holder(torch.ones(2, device="meta")))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -631,7 +697,7 @@ def test_a_file_that_outgrows_its_limit_leaves_the_old_checkpoint(tmp_path):
             save_small(rank, tmp_path, step=2)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-            assert checkpoint.latest(tmp_path) == tmp_path / "step-00000001.safetensors"
+            assert checkpoint.latest(tmp_path).path == tmp_path / "step-00000001.safetensors"
 
     message = on_every_rank(2, save)
     assert message.startswith(f"CheckpointError: cannot save step 2 in {tmp_path}: ")
@@ -656,7 +722,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_leaves_the_old_checkpoint(small_disk):
     def save(rank):
         save_small(rank, small_disk)
-        checkpoint.save(small_disk, 2, {"model": torch.zeros(20_000)})
+        checkpoint.save(small_disk, 2, {"model": Holder(torch.zeros(20_000))})
 
     message = on_every_rank(2, save)
     assert message.startswith(f"CheckpointError: cannot save step 2 in {small_disk}: ")
@@ -687,7 +753,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(tmp_pat
         run(killed, 2)
     old, unfinished = sorted(os.listdir(tmp_path))
     assert re.fullmatch(r"step-00000002\.safetensors\..*\.unfinished", unfinished)
-    assert run(lambda rank: checkpoint.latest(tmp_path), 2) == [tmp_path / old] * 2
+    assert run(lambda rank: checkpoint.latest(tmp_path).path, 2) == [tmp_path / old] * 2
 
     def lock_and_save(rank):
         with checkpoint.locked(tmp_path):
@@ -716,10 +782,10 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path, alone, 
     for step in (9, 100_000_000, 10):
         save_small(0, tmp_path, step)
     newest = tmp_path / "step-100000000.safetensors"
-    assert checkpoint.latest(tmp_path) == newest
+    assert checkpoint.latest(tmp_path).path == newest
     assert caplog.messages == []
     cut(newest)
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000010.safetensors"
+    assert checkpoint.latest(tmp_path).path == tmp_path / "step-00000010.safetensors"
     (message,) = caplog.messages
     assert message.startswith(f"skipped a checkpoint: {newest} is damaged or no checkpoint: ")
 
@@ -731,9 +797,7 @@ def test_only_damaged_checkpoints_are_an_error_on_every_rank(tmp_path):
     run(save_small, 2, tmp_path)
     cut(tmp_path / "step-00000001.safetensors")
     message = on_every_rank(2, newest)
-    assert message.startswith(
-        f"CheckpointError: no checkpoint in {tmp_path} that every rank can read: "
-    )
+    assert message.startswith(f"CheckpointError: no checkpoint in {tmp_path} is whole: ")
     assert "step-00000001.safetensors is damaged" in message
 
 
@@ -742,8 +806,8 @@ def test_the_last_few_are_kept_and_newer_ones_never_touched(tmp_path, alone):
         return sorted(int(path.stem.removeprefix("step-")) for path in tmp_path.iterdir())
 
     for step in (1, 2, 3):
-        save_small(0, tmp_path, step)
-    save_small(0, tmp_path, 9)
+        save_small(0, tmp_path, step, keep=3)
+    save_small(0, tmp_path, 9, keep=4)
     save_small(0, tmp_path, 4, keep=2)
     assert steps() == [3, 4, 9]
     save_small(0, tmp_path, 4, keep=2)  # once more: in its own place
@@ -786,16 +850,10 @@ def test_a_folder_that_is_deleted_right_after_a_save_is_made_anew_by_the_next(
     "call",
     [
         lambda folder: checkpoint.save(folder, 1, {}),
-        lambda folder: checkpoint.load(folder, {}),
+        checkpoint.read,
         checkpoint.latest,
     ],
 )
 def test_without_a_process_group_there_is_a_clear_error(tmp_path, call):
     with pytest.raises(RuntimeError, match="there is no process group: call miniddp"):
         call(tmp_path)
-
-
-@pytest.mark.parametrize("arguments", [{"step": -1}, {"step": 1, "keep": 0}])
-def test_bad_numbers_are_refused(tmp_path, alone, arguments):
-    with pytest.raises(ValueError, match="step must be >= 0 and keep >= 1"):
-        checkpoint.save(tmp_path, objects={}, **arguments)

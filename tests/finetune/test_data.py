@@ -1,18 +1,18 @@
-import http.server
 import logging
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
-import datasets
-import huggingface_hub.constants
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
-from finetune import data, model
-from finetune.data import DataError, collate, encode, load_mrpc
-from finetune.model import from_hub, hub_problem, train_tokenizer
+from finetune import data
+from finetune.data import Batches, DataError, collate, encode, load_mrpc
+from finetune.model import train_tokenizer
+from finetune.options import Options
+from miniddp import DistributedSampler
 
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 ROW = '1\t10\t11\tShe said "no" to him.\t"No," she told him.\n'
@@ -20,12 +20,7 @@ ROW = '1\t10\t11\tShe said "no" to him.\t"No," she told him.\n'
 
 @pytest.fixture
 def no_hub(monkeypatch):
-    monkeypatch.setattr(model, "hub_problem", lambda: "there is no network in this test")
-
-
-@pytest.fixture
-def hub_answers(monkeypatch):
-    monkeypatch.setattr(model, "hub_problem", lambda: None)
+    monkeypatch.setattr(data, "from_hub", lambda *_: None)
 
 
 def write(folder: Path, train: str | bytes, test: str | bytes = HEADER + ROW) -> Path:
@@ -49,7 +44,6 @@ def test_sample_is_split_without_overlap(no_hub, caplog):
     train, test = load_mrpc(split="train"), load_mrpc(split="test")
     assert sorted(train[:]["idx"] + test[:]["idx"]) == list(range(len(train) + len(test)))
     assert 0.18 < len(test) / (len(train) + len(test)) < 0.22
-    assert "no network in this test" in caplog.text
     assert f"train data from miniddp's sample: {len(train)} pairs" in caplog.text
 
 
@@ -113,57 +107,6 @@ def test_a_file_that_is_missing_is_named(tmp_path):
         load_mrpc(tmp_path)
 
 
-def test_hub_gives_the_pinned_revision_in_the_order_of_the_original_files(monkeypatch, hub_answers):
-    asked = []
-
-    def load_dataset(*args, **kwargs):
-        asked.append((*args, kwargs["revision"], kwargs["split"]))
-        rows = [{"sentence1": "a", "sentence2": "b", "label": 1, "idx": idx} for idx in (2, 0, 1)]
-        return datasets.Dataset.from_list(rows)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load_mrpc()[:]["idx"] == [0, 1, 2]
-    assert asked == [("nyu-mll/glue", "mrpc", data.DATASET_REVISION, "train+validation")]
-
-
-def test_a_hub_that_fails_after_it_answered_gives_none_and_the_reason(hub_answers, caplog):
-    def load():
-        raise ConnectionError("reset\nby peer")
-
-    assert from_hub("thing", load) is None
-    assert "no thing from the hub: reset by peer" in caplog.text
-
-
-def test_hub_problem_asks_the_hub_once(monkeypatch):
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        hub_problem.cache_clear()
-        assert hub_problem() is None
-        assert hub_problem() is None
-        server.shutdown()
-    hub_problem.cache_clear()
-    assert f"{address} does not answer" in str(hub_problem())
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    hub_problem.cache_clear()
-    assert hub_problem() is None
-    hub_problem.cache_clear()
-    assert asked == ["/"]
-
-
 def test_offline_mode_falls_back_to_the_sample_without_asking_the_network(tmp_path):
     program = (
         "import socket, finetune.data as data\n"
@@ -180,7 +123,8 @@ def test_offline_mode_falls_back_to_the_sample_without_asking_the_network(tmp_pa
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [str(len(data.read_sample("train")))]
-    assert "no MRPC (nyu-mll/glue) from the hub" in run.stderr
+    assert "no MRPC (nyu-mll/glue): not in the hub's cache here, and " in run.stderr
+    assert "offline mode is enabled" in run.stderr
 
 
 def test_importing_the_modules_imports_neither_transformers_nor_datasets():
@@ -218,3 +162,56 @@ def test_long_pairs_are_cut(no_hub):
     pairs = load_mrpc(split="test")
     tokenizer = train_tokenizer(pairs[:]["sentence1"], 512)
     assert {len(ids) for ids in encode(pairs, tokenizer, max_length=10)[:]["input_ids"]} == {10}
+
+
+class Noise(torch.utils.data.Dataset):
+    """Each sample draws a random number, as augmentation would."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.rand(()).item()
+
+
+def noisy(monkeypatch, workers: int, rank: int = 0) -> Batches:
+    """A rank's two micro-batches a step, three steps an epoch, without the other rank."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    loader = DataLoader(
+        Noise(),
+        batch_size=1,
+        sampler=DistributedSampler(Noise(), 2, rank),
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+        generator=torch.Generator().manual_seed(rank),
+    )
+    return Batches(loader, Options(batch_size=2, accumulation=2, epochs=3))
+
+
+def drawn(batches: Batches, steps: int) -> list[list[float]]:
+    return [[batch.item() for batch in next(batches)] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", range(10))
+def test_augmentation_goes_on_with_the_numbers_that_would_have_come(monkeypatch, workers, taken):
+    torch.manual_seed(1)
+    straight = noisy(monkeypatch, workers)
+    drawn(straight, taken)
+    place, numbers = straight.state_dict(), torch.get_rng_state()
+    expected = drawn(straight, 9 - taken)
+    resumed = noisy(monkeypatch, workers)
+    resumed.load_state_dict(place)
+    torch.set_rng_state(numbers)  # as a checkpoint does, after the objects
+    assert resumed.steps_left() == 9 - taken
+    assert drawn(resumed, 9 - taken) == expected
+
+
+def test_workers_draw_other_numbers_in_each_epoch_and_on_each_rank(monkeypatch):
+    numbers = [
+        number
+        for rank in range(2)
+        for step in drawn(noisy(monkeypatch, 2, rank), 9)
+        for number in step
+    ]
+    assert len(set(numbers)) == 2 * 9 * 2

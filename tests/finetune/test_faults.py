@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from finetune import checkpoint
-from finetune.data import Place
+from finetune.data import Batches
 from finetune.job import Stopped
 from finetune.options import Options
 from finetune.state_file import CheckpointError, read_state
@@ -38,12 +39,12 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("[!.]*"))
 
 
-def train(options: Options, look_every: int = 20) -> Result:
+def train(options: Options, exchange_every: int = 20) -> Result:
     from finetune import train as program
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "LOOK_EVERY", look_every)
+        patch.setattr(program, "EXCHANGE_EVERY", exchange_every)
         return program.train(options)
 
 
@@ -65,9 +66,9 @@ def after_step(number: int, what) -> Iterator[None]:
         yield
 
 
-def error(options: Options, look_every: int = 20) -> str:
+def error(options: Options, exchange_every: int = 20) -> str:
     with pytest.raises((TrainingError, CheckpointError)) as caught:
-        train(options, look_every)
+        train(options, exchange_every)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -101,7 +102,9 @@ def test_options_that_differ_are_named_on_every_rank_before_anything_is_loaded(t
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("fact", ["torch", "transformers", "SHA-256 of miniddp"])
+@pytest.mark.parametrize(
+    "fact", ["torch", "transformers", "SHA-256 of finetune's code", "SHA-256 of miniddp's code"]
+)
 def test_ranks_with_another_library_or_other_code_are_named(fact):
     def differ(rank):
         from finetune import job
@@ -156,7 +159,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 def test_without_checkpoints_a_loss_that_is_not_finite_ends_the_training_at_the_next_look():
     def broken(rank):
         with after_step(3, lambda _, loss: loss * math.inf):
-            return error(replace(TINY, steps=12), look_every=4)
+            return error(replace(TINY, steps=12), exchange_every=4)
 
     (found,) = run_training(broken, 1)
     assert found == "the loss of step 3 is not finite on rank 0; the last good checkpoint: None"
@@ -190,7 +193,7 @@ def test_a_signal_to_one_rank_saves_on_all_and_a_resume_goes_on_bit_for_bit(tmp_
         before = signal.getsignal(number)
         when = 3 if rank == 1 else 0
         with after_step(when, send), pytest.raises(Stopped) as caught:
-            train(stopped, look_every=2)
+            train(stopped, exchange_every=2)
         assert signal.getsignal(number) is before
         saved = names(tmp_path / "stopped")
         return caught.value.args, saved, train(stopped).first_step
@@ -222,7 +225,7 @@ SLOW = """
 import os, sys, time
 from pathlib import Path
 from finetune import training_step
-from finetune.job import run
+from finetune.last_words import run
 from finetune.train import main
 step = training_step.train_step
 def slow(*arguments, **options):
@@ -359,7 +362,7 @@ def test_a_rank_that_stands_still_is_noticed_after_the_timeout(tmp_path):
     program.write_text(
         "import os, signal\n"
         "from finetune import training_step\n"
-        "from finetune.job import run\n"
+        "from finetune.last_words import run\n"
         "from finetune.train import main\n"
         "step = training_step.train_step\n"
         "def stop(*arguments, **options):\n"
@@ -382,7 +385,7 @@ def test_an_error_that_no_restart_mends_is_met_once(tmp_path):
     program.write_text(
         "import os\n"
         "from finetune import train\n"
-        "from finetune.job import run\n"
+        "from finetune.last_words import run\n"
         "load = train.load_data\n"
         "def note(options):\n"
         f"    with open({str(tmp_path / 'loads')!r}, 'a') as file: file.write('x')\n"
@@ -405,7 +408,7 @@ def test_a_restart_goes_on_after_a_rank_was_killed(tmp_path):
     program.write_text(
         "import os, signal\n"
         "from finetune import train, training_step\n"
-        "from finetune.job import run\n"
+        "from finetune.last_words import run\n"
         "evaluate = train.evaluate\n"
         "def die(*arguments):\n"
         "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
@@ -431,28 +434,57 @@ def test_as_many_checkpoints_are_kept_as_one_asks_for(tmp_path):
 # Another number of ranks
 
 
-@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 3), (3, 2), (4, 4)])
-@pytest.mark.parametrize("steps", [0, 1, 3, 7])
-def test_other_ranks_go_on_at_the_last_joined_batch_that_is_whole(before, now, steps):
-    dataset, batch = range(200), 5
-    old = Place(DistributedSampler(dataset, before, 0, drop_last=True), batch)
-    old.sampler.set_epoch(4)
-    saved = {**old.state_dict(), "consumed": steps * batch}
-    rests = []
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return index
+
+
+EPOCHS = 9
+
+
+def numbered(monkeypatch, ranks: int, rank: int) -> Batches:
+    """A rank's batches of 5 numbers, without the other ranks."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    sampler = DistributedSampler(Numbers(), ranks, rank, drop_last=True)
+    own = torch.Generator()
+    loader = DataLoader(Numbers(), 5, sampler=sampler, drop_last=True, generator=own)
+    return Batches(loader, Options(batch_size=5, epochs=EPOCHS))
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 3), (3, 2), (4, 4), (1, 3)])
+@pytest.mark.parametrize("steps", [0, 1, 3, 7, 10, 39])
+def test_other_ranks_go_on_at_the_last_joined_batch_that_is_whole(monkeypatch, before, now, steps):
+    old = numbered(monkeypatch, before, 0)
+    per_epoch = 200 // (before * 5)
+    for _ in range(4 * per_epoch + steps):
+        next(old)
+    saved = old.state_dict()
+    joined = []
     for rank in range(now):
-        sampler = DistributedSampler(dataset, now, rank, drop_last=True)
-        Place(sampler, batch).load_state_dict(saved)
-        assert sampler.epoch == 4
-        rests.append(list(sampler))
-    whole = list(DistributedSampler(dataset, 1, 0, drop_last=True))
-    one = DistributedSampler(dataset, 1, 0, drop_last=True)
-    one.set_epoch(4)
-    whole = list(one)
-    joined = [index for step in zip(*rests, strict=True) for index in step]
-    done = steps * batch * before
-    repeated = done % (batch * now)
-    assert joined == whole[done - repeated : done - repeated + len(joined)]
-    assert len(whole) - len(joined) - (done - repeated) < now
+        batches = numbered(monkeypatch, now, rank)
+        batches.load_state_dict(saved)
+        left = batches.steps_left()
+        joined.append([next(batches)[0].tolist() for _ in range(left)])
+        assert batches.steps_left() == 0
+    epoch, taken = divmod(4 * per_epoch + steps, per_epoch)
+    done = taken * before * 5 // (now * 5) * now * 5
+    expected = []
+    for of_epoch in range(epoch, EPOCHS):
+        whole = DistributedSampler(Numbers(), 1, 0)
+        whole.set_epoch(of_epoch)
+        order = list(whole)
+        expected += order[done : len(order) // (now * 5) * now * 5]
+        done = 0
+    found = [
+        by_rank[position][index]
+        for by_rank in zip(*joined, strict=True)
+        for index in range(5)
+        for position in range(now)
+    ]
+    assert found == expected
 
 
 def test_a_training_goes_on_with_fewer_ranks_and_then_with_more(tmp_path):
@@ -481,7 +513,7 @@ def test_a_training_goes_on_with_fewer_ranks_and_then_with_more(tmp_path):
     )
     alone = run_training(steps, 1, 9)[0]  # 24 more: 8 are of the second epoch
     assert (alone.first_step, len(alone.losses)) == (3, 6)
-    assert read_state(tmp_path / "saved" / file(9))[0]["shared"]["place"]["epoch"] == 1
+    assert read_state(tmp_path / "saved" / file(9))[0]["shared"]["batches"]["epoch"] == 1
     both = run_training(steps, 2, None)[0]  # 32 pairs are left
     assert (both.first_step, len(both.losses)) == (9, 4)
     assert names(tmp_path / "saved") == [file(9), file(13)]

@@ -6,8 +6,7 @@ import transformers
 
 from finetune import data, model
 from finetune.model import (
-    MODEL_ID,
-    MODEL_REVISION,
+    MODEL,
     SIZES,
     build_model,
     load_model,
@@ -25,12 +24,12 @@ def sentences():
 
 @pytest.fixture
 def no_hub(monkeypatch):
-    monkeypatch.setattr(model, "hub_problem", lambda: "there is no network in this test")
+    monkeypatch.setattr(model, "from_hub", lambda *_: None)
 
 
 @pytest.fixture
 def hub_answers(monkeypatch):
-    monkeypatch.setattr(model, "hub_problem", lambda: None)
+    monkeypatch.setattr(model, "from_hub", lambda what, repository, load: load(False))
 
 
 @pytest.mark.parametrize(("size", "published"), [("135m", 134_515_008), ("360m", 361_821_120)])
@@ -87,7 +86,7 @@ def test_padding_and_dropout_change_nothing():
 
 
 def test_small_models_never_ask_the_hub(monkeypatch, caplog):
-    monkeypatch.setattr(model, "hub_problem", lambda: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(model, "from_hub", lambda *_: pytest.fail("the hub was asked"))
     caplog.set_level(logging.INFO)
     tokenizer = load_tokenizer(sentences(), "tiny")
     load_model("tiny")
@@ -97,18 +96,16 @@ def test_small_models_never_ask_the_hub(monkeypatch, caplog):
     assert "tokenizer trained on the training sentences" in caplog.text
 
 
-def test_without_hub_the_tokenizer_of_a_large_model_is_trained(no_hub, caplog):
+def test_without_hub_the_tokenizer_of_a_large_model_is_trained(no_hub):
     tokenizer = load_tokenizer(sentences(), "360m")
     assert tokenizer.pad_token_id == build_model("tiny").config.pad_token_id
     assert tokenizer.padding_side == "right"
-    assert f"no tokenizer of {MODEL_ID} from the hub" in caplog.text
 
 
 def test_without_hub_the_largest_model_is_random(no_hub, monkeypatch, caplog):
     monkeypatch.setitem(SIZES, "360m", SIZES["tiny"])
     caplog.set_level(logging.INFO)
     load_model("360m")
-    assert f"no weights of {MODEL_ID} from the hub: there is no network" in caplog.text
     assert "model 360m: random weights" in caplog.text
 
 
@@ -119,6 +116,7 @@ def test_the_hub_gives_pinned_weights_as_float32_that_pad_as_the_tokenizer_does(
 
     def from_pretrained(model_id, **options):
         asked.append((model_id, options["revision"], options["num_labels"]))
+        assert options["local_files_only"] is False
         model = build_model("tiny").to(torch.bfloat16)
         model.config.pad_token_id = None
         return model
@@ -126,7 +124,7 @@ def test_the_hub_gives_pinned_weights_as_float32_that_pad_as_the_tokenizer_does(
     auto = transformers.AutoModelForSequenceClassification
     monkeypatch.setattr(auto, "from_pretrained", staticmethod(from_pretrained))
     model = load_model("360m")
-    assert asked == [(MODEL_ID, MODEL_REVISION, 2)]
+    assert asked == [(MODEL.id, MODEL.revision, 2)]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.config.pad_token_id == train_tokenizer(["a b"], 300).pad_token_id
 
@@ -136,13 +134,13 @@ def test_the_hub_gives_the_pinned_tokenizer(monkeypatch, hub_answers):
     trained = train_tokenizer(sentences(), 500)
 
     def from_pretrained(model_id, **options):
-        asked.append((model_id, options["revision"]))
+        asked.append((model_id, options["revision"], options["local_files_only"]))
         return trained
 
     auto = transformers.AutoTokenizer
     monkeypatch.setattr(auto, "from_pretrained", staticmethod(from_pretrained))
     assert load_tokenizer([], "135m") is trained
-    assert asked == [(MODEL_ID, MODEL_REVISION)]
+    assert asked == [(MODEL.id, MODEL.revision, False)]
 
 
 def test_every_rank_trains_the_same_tokenizer_and_it_loses_no_text():

@@ -12,13 +12,14 @@ import sys
 import termios
 import weakref
 from dataclasses import replace
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import torch
 
-from finetune import data, job
-from finetune.data import batches, build_loader, collate, encode, load_data, steps_left
+from finetune import data, last_words
+from finetune.data import Batches, build_loader, collate, encode, load_data
 from finetune.model import load_model, train_tokenizer
 from finetune.train import Result, evaluate, log_summary, train
 from instruments.profiling import REGIONS
@@ -115,10 +116,9 @@ def token_batches(rank: int, batch_size: int, accumulation: int) -> list[list[li
     """What this rank gets in the second epoch: for each step the tokens of its pairs."""
     options = replace(SHORT, batch_size=batch_size, accumulation=accumulation, epochs=2, steps=None)
     pairs, _, tokenizer, _ = load_data(options)
-    loader = build_loader(pairs, tokenizer, options)
-    expected = steps_left(loader, options)
-    steps = list(batches(loader, options))
-    assert len(steps) == expected
+    batches = Batches(build_loader(pairs, tokenizer, options), options)
+    steps = [next(batches) for _ in range(batches.steps_left())]
+    assert batches.steps_left() == 0
     return [
         [
             ids[mask.bool()].tolist()
@@ -338,10 +338,50 @@ def test_an_error_of_the_job_is_shown_once_and_as_its_last_line(tmp_path, argume
     lines = [text for text in ended.stderr.splitlines() if text.strip("= ")]
     assert lines[-1] == f"  traceback : {expected}"
     assert ended.stderr.count(f"exitcode  : {1 if 'data-dir' in arguments[0] else 2}") == 2
-    assert "miniddp/train.py" not in ended.stderr, "a rank printed a traceback"
+    assert 'finetune/train.py", line' not in ended.stderr, "a rank printed a traceback"
     ended = command(*arguments)
     assert ended.returncode == (1 if "data-dir" in arguments[0] else 2)
     assert ended.stderr.splitlines()[-1] == expected
+
+
+OLD_TORCH = """
+import runpy, torch
+from torch.torch_version import TorchVersion
+torch.__version__ = TorchVersion("2.5.1")
+runpy.run_module("finetune", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_torch_that_is_too_old_is_one_line_with_what_to_do(tmp_path, ranks):
+    (tmp_path / "old.py").write_text(OLD_TORCH)
+    ended = command(ranks=ranks, program=[str(tmp_path / "old.py")])
+    assert ended.returncode == 1
+    (needed,) = [text for text in requires("miniddp") if text.startswith("torch>=")]
+    line = (
+        f"finetune: error: torch 2.5.1 is older than {needed[7:]}: pip install --upgrade '{needed}'"
+    )
+    lines = [text for text in ended.stderr.splitlines() if text.strip("= ")]
+    assert lines[-1].removeprefix("  traceback : ") == line
+    assert "finetune/" not in ended.stderr, "a rank printed a traceback"
+
+
+def test_ranks_that_want_different_backends_are_told_in_one_line(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from finetune import last_words\n"
+        "from finetune.train import main\n"
+        "if os.environ['RANK'] == '1': sys.argv.append('--backend=nccl')\n"
+        "last_words.run(main)\n"
+    )
+    ended = command("--backend=gloo", ranks=2, program=[str(program)])
+    assert ended.returncode == 1
+    last = [text for text in ended.stderr.splitlines() if text.strip("= ")][-1]
+    assert last.startswith("  traceback : finetune: error: ")
+    assert "rank 0 for gloo" in last
+    assert "rank 1 for nccl" in last
+    assert "finetune/" not in ended.stderr, "a rank printed a traceback"
 
 
 def test_a_rank_that_fails_unexpectedly_does_not_wait_for_the_others(tmp_path):
@@ -350,7 +390,7 @@ def test_a_rank_that_fails_unexpectedly_does_not_wait_for_the_others(tmp_path):
     program.write_text(
         "import os, time, finetune.train as program\n"
         "from finetune import training_step\n"
-        "from finetune.job import run\n"
+        "from finetune.last_words import run\n"
         "def step(*_, **__):\n"
         "    if os.environ['RANK'] == '1': raise MemoryError('no memory for this step')\n"
         "    time.sleep(600)\n"
@@ -381,7 +421,7 @@ def test_torchrun_never_sees_half_an_error_file(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_text", in_two_parts)
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit):
-        job.run(fail)
+        last_words.run(fail)
     assert seen == [False]
     assert json.loads(file.read_text())["message"]["message"] == "MemoryError: none left"
     assert [*tmp_path.iterdir()] == [file]

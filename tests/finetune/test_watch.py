@@ -14,6 +14,7 @@ from finetune import watch
 from finetune.watch import Pace, missing, watching
 
 from ..package.ranks import run
+from .training_cases import command
 
 
 def said(*ranks: tuple[int, str]) -> list[list[bytes]]:
@@ -68,7 +69,7 @@ def test_a_rank_that_is_elsewhere_is_named_by_the_first_that_waits(tmp_path, gui
     run(work, 3)
     texts = [(tmp_path / str(rank)).read_text().splitlines() for rank in range(3)]
     (text,) = texts.pop(min({0, 1, 2} - {guilty}))
-    assert text.startswith(f"the others wait for rank {guilty} (in test_watch.py:")
+    assert text.startswith(f"the others wait for rank {guilty} (in test_watch")
     assert text.endswith(" in be_elsewhere)")
     assert texts == [[], []]
 
@@ -83,12 +84,90 @@ def fail() -> None:
 
 def test_the_error_of_a_collective_says_who_was_missing():
     def work(rank):
-        watch.Watch.listen = lambda self: setattr(self, "named", "the others wait for rank 1")
+        watch.Watch.listen = lambda self: setattr(self, "complaint", "the others wait for rank 1")
         with pytest.raises(RuntimeError) as caught:
             fail()
         return caught.value.__notes__
 
     assert run(work, 2) == [["the others wait for rank 1"]] * 2
+
+
+def test_a_store_that_is_silent_is_named_once_on_each_machine(tmp_path):
+    def lose(_):
+        raise dist.DistStoreError("wait timeout after 1000ms")
+
+    def work(rank):
+        log_to(tmp_path / str(rank))
+        watch.Watch.listen = lose
+        with pytest.raises(RuntimeError) as caught:
+            fail()
+        return caught.value.__notes__
+
+    line = "the others wait for torchrun, whose store is silent"
+    assert run(work, 2) == [[line]] * 2
+    texts = [(tmp_path / str(rank)).read_text().splitlines() for rank in range(2)]
+    assert texts == [[line], []]
+
+
+KILLED = """
+import os, threading, time
+import torch
+import torch.distributed as dist
+from finetune import job
+from finetune.watch import watching
+
+TIMEOUT = 20
+job.start(timeout=600)
+with watching(TIMEOUT):
+    if dist.get_rank() == 1:
+        time.sleep(600)
+    threading.Timer(TIMEOUT, os.abort).start()
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_who_is_missing_is_said_before_nccl_would_end_the_process(tmp_path):
+    """NCCL's watchdog aborts at the timeout: no error is raised, no Python runs. So does this."""
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    ended = command(ranks=2, program=[str(program)])
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    said = lines.index("the others wait for rank 1 (in killed.py:12 in <module>)")
+    (aborted,) = [number for number, line in enumerate(lines) if "exitcode  : -6 " in line]
+    assert said < aborted
+
+
+def waits(file: str, module: str) -> str:
+    """What is said of a main thread that waits in a function of this file and module."""
+    names = {"__name__": module}
+    exec(compile("def wait(found):\n    while not found: pass", file, "exec"), names)
+    found = []
+
+    def look():
+        location = "threading"  # where the thread is started
+        while location.startswith("threading"):
+            location = watch.main_thread_location()
+        found.append(location)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    names["wait"](found)
+    thread.join()
+    return found[0]
+
+
+def test_a_place_is_named_by_its_file_or_else_by_its_module():
+    assert waits("/home/me/train.py", "__main__") == "train.py:2 in wait"
+    assert waits("<dynamic-code>", "my.package.data") == "data:2 in wait"  # cloudpickle 3.1.3
+
+
+@pytest.mark.parametrize(
+    "file", ["/lib/torch/nn/modules/module.py", "<eval_with_key>.5", "<string>"]
+)
+def test_code_of_torch_is_no_place_with_or_without_a_file(file):
+    assert waits(file, "torch.fx.graph_module").endswith(" in waits")
+    assert waits(file, "torchvision.ops").endswith(":2 in wait")
 
 
 def test_a_slow_rank_is_named_once_by_what_it_does_before_it_waits(tmp_path):

@@ -24,7 +24,7 @@ from ..package.ranks import run
 
 PYTHON = sys.executable
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/no/cache"}
 SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
 
 
