@@ -1,7 +1,7 @@
 """What a rank's memory holds, counted: between two steps, during one, and at most."""
 
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,23 @@ def bytes_of_step(
         loss.backward()
         optimizer.step()
     return StepBytes(before, kept, live.peak)
+
+
+def bytes_kept_for_backward(module: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """The bytes that autograd keeps of `forward()`, those of the module's own left out."""
+    weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = forward()
+    assert loss.grad_fn is not None, "nothing was kept"
+    return sum(kept.values())  # while the loss is alive: no storage is used twice
 
 
 def limit_memory(num_bytes: float) -> None:

@@ -151,7 +151,7 @@ def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
 
 
 def test_a_rank_gets_a_share_of_the_gpus_memory(asked: list[str]) -> None:
-    part_of("runs/13-machines.py", "uneven_lengths").uneven_lengths(0)
+    part_of("runs/ways_to_fail.py", "uneven_lengths").uneven_lengths(0)
     assert asked == ["set_per_process_memory_fraction"]
 
 

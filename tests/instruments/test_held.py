@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from instruments.held import (
     LiveBytes,
+    bytes_kept_for_backward,
     bytes_of_step,
     limit_memory,
     model_states,
@@ -34,6 +35,15 @@ class Squares(nn.Module):
 def test_a_storage_counts_once_and_whole():
     whole = torch.zeros(100)
     assert storage_bytes([whole[:10], whole.view(10, 10), torch.zeros(3)]) == 412
+
+
+def test_what_backward_needs_is_counted_once_and_without_the_weights():
+    model = Squares()
+    inputs = torch.ones(MEGA)
+    # The product keeps its inputs, the exponential its result; the weight is the model's.
+    assert bytes_kept_for_backward(model, lambda: model(inputs).loss) == 8 * MEGA
+    twice = bytes_kept_for_backward(model, lambda: model(inputs).loss + model(inputs).loss)
+    assert twice == 12 * MEGA
 
 
 def test_a_training_that_has_not_begun_holds_its_parameters():

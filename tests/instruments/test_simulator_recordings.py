@@ -1,4 +1,4 @@
-"""The simulator beside three recordings of this machine: `pytest -s` prints the tables.
+"""The simulator beside two recordings of this machine: `pytest -s` prints the tables.
 
 Whatever goes into a prediction stands in the same recording. A CPU makes two things different from
 a GPU: an all-reduce needs the core that computes (`stolen`), and whatever else runs on the machine
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from instruments.cost import Link, ring_all_reduce_seconds
-from instruments.simulator import Layer, Step, buckets, simulate
+from instruments.simulator import Layer, buckets, simulate
 from miniddp.bucket import MIB
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
@@ -73,30 +73,6 @@ def scaling() -> list[Row]:
     return found
 
 
-def accumulation() -> list[Row]:
-    """From one micro-batch and from eight, each synchronised once: those between, and every time.
-
-    The first two give the compute of a micro-batch, and what one synchronisation costs.
-    """
-    table = {int(count): (float(every), float(once))
-             for count, every, once, _ in rows("08-accumulation", "time")}  # fmt: skip
-    first, most = min(table), max(table)
-    both = {count: count * table[count][1] for count in (first, most)}
-    compute = (both[most] - both[first]) / (most - first)
-    cost = max(0.0, both[first] - first * compute)
-    layers = [Layer(compute / 3, compute * 2 / 3, [1])]
-
-    def per_micro_batch(count: int) -> Step:
-        return simulate(layers, lambda _: cost, micro_batches=count)
-
-    found = []
-    for count, (every, once) in table.items():
-        found.append((f"{count}, every time", per_micro_batch(1).seconds, every))
-        if count not in both:
-            found.append((f"{count}, once", per_micro_batch(count).seconds / count, once))
-    return found
-
-
 def step() -> list[Row]:
     """What run 11-step predicted from inputs of its own, and measured."""
     return [
@@ -105,7 +81,7 @@ def step() -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("recording", [scaling, accumulation, step], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("recording", [scaling, step], ids=lambda each: each.__name__)
 def test_a_recording_beside_its_prediction(recording: Callable[[], list[Row]]) -> None:
     found = recording()
     errors = [predicted / measured - 1 for _, predicted, measured in found]
