@@ -15,26 +15,25 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 
 import miniddp
 from book import FOREGROUND, MUTED, RANK_COLORS, figure, provenance, record, table
 from instruments.equivalence import (
-    FEATURES,
     OPTIMIZERS,
     SAMPLES,
     STEPS,
     WIDTH,
-    batch_of,
     gaps_between,
     gradient_alone,
     gradient_on_rank,
+    scatter_with_dropout,
     train_alone,
     train_on_rank,
 )
-from instruments.gradients import flat_gradient, largest_difference, relative_error, scatter
+from instruments.gradients import largest_difference, relative_error
 from instruments.programs import run_python, run_torchrun, step_losses
 from miniddp.process import device
 
@@ -318,30 +317,10 @@ record(batch_norm_error=by_batch)
 # for a regression whose samples all pull the prediction the same way.
 
 # %% name="scatter"
-DRAWS, DROPOUT_RANKS = 300, 4
-
-
-def scatter_of_mean(rank: int, own_seed: bool) -> float:
-    miniddp.set_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Sigmoid(), nn.Dropout(0.5), nn.Linear(32, 1))
-    model.to(device(), torch.float64)
-    world_size = dist.get_world_size()
-    points, _ = batch_of(0)
-    inputs = points.chunk(world_size)[rank]
-    miniddp.set_seed(7, rank_offset=rank if own_seed else 0)
-    draws = []
-    for _ in range(DRAWS):
-        model.zero_grad()
-        mse_loss(model(inputs), 3 + inputs[:, :1]).backward()
-        draws.append(flat_gradient(model) / world_size)
-    means = torch.stack(draws)
-    dist.all_reduce(means)  # all draws at once: sums do not mind
-    return scatter(means)
-
-
-on_one = miniddp.run_ranks(scatter_of_mean, 1, True)[0]
+DROPOUT_RANKS = 4
+on_one = miniddp.run_ranks(scatter_with_dropout, 1, True)[0]
 seed_per_rank, one_seed = (
-    miniddp.run_ranks(scatter_of_mean, DROPOUT_RANKS, own_seed)[0] / on_one
+    miniddp.run_ranks(scatter_with_dropout, DROPOUT_RANKS, own_seed)[0] / on_one
     for own_seed in (True, False)
 )
 assert abs(seed_per_rank - 1) < 0.1, "as good as one process"

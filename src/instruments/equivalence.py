@@ -9,9 +9,14 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
-from instruments.gradients import flat_gradient, flat_weights, largest_difference
+from instruments.gradients import (
+    flat_gradient,
+    flat_weights,
+    largest_difference,
+    scatter,
+)
 from miniddp import SimpleDDP, set_seed
 from miniddp.accumulation import mean_weights
 from miniddp.process import device
@@ -129,3 +134,26 @@ def gradient_on_rank(
     loss.backward()  # type: ignore[no-untyped-call]
     model.sync_gradients()
     return flat_gradient(model)
+
+
+def scatter_with_dropout(rank: int, own_seed: bool, draws: int = 300) -> float:
+    """How far the averaged gradient of one batch scatters, with new masks in each draw.
+
+    A regression with dropout whose samples all pull the prediction the same way. The
+    ranks draw their masks from a seed of their own, or all from one.
+    """
+    set_seed(0)
+    model = nn.Sequential(
+        nn.Linear(FEATURES, WIDTH), nn.Sigmoid(), nn.Dropout(0.5), nn.Linear(WIDTH, 1)
+    ).to(device(), torch.float64)
+    points, _ = batch_of(0)
+    inputs = points.chunk(dist.get_world_size())[rank]
+    set_seed(7, rank_offset=rank if own_seed else 0)
+    gradients = []
+    for _ in range(draws):
+        model.zero_grad()
+        mse_loss(model(inputs), 3 + inputs[:, :1]).backward()  # type: ignore[no-untyped-call]
+        gradients.append(flat_gradient(model) / dist.get_world_size())
+    means = torch.stack(gradients)
+    dist.all_reduce(means)  # all draws at once: sums do not mind
+    return scatter(means)

@@ -59,3 +59,15 @@ def test_the_middle_layer_is_in_the_model():
     plain = equivalence.gradient_alone()
     normed = equivalence.gradient_alone(middle=nn.LayerNorm(equivalence.WIDTH))
     assert len(normed) == len(plain) + 2 * equivalence.WIDTH
+
+
+def test_masks_of_ones_own_even_out_and_equal_ones_do_not():
+    def scatters(rank: int) -> tuple[float, float]:
+        own_seeds = equivalence.scatter_with_dropout(rank, True, draws=100)
+        one_seed = equivalence.scatter_with_dropout(rank, False, draws=100)
+        return own_seeds, one_seed
+
+    alone, _ = run_ranks(scatters, 1)[0]
+    own_seeds, one_seed = run_ranks(scatters, 2)[0]
+    assert own_seeds == pytest.approx(alone, rel=0.15)
+    assert one_seed > 1.2 * own_seeds
