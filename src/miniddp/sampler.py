@@ -24,7 +24,8 @@ def shard(
     if not 0 <= rank < world_size:
         raise ValueError(f"Invalid rank {rank}: not in 0..{world_size - 1}")
     if contiguous:
-        start, end = (length * r // world_size for r in (rank, rank + 1))
+        start = length * rank // world_size
+        end = length * (rank + 1) // world_size
         return range(start, end)
     return range(rank, length, world_size)
 
@@ -50,7 +51,8 @@ class DistributedSampler(Sampler[int]):
     """The indices of torch's `DistributedSampler`, and a state to resume from.
 
     Without `drop_last` some samples are read twice. Raises `ValueError` for a
-    bad rank and for a dataset that leaves it nothing.
+    bad rank, for a dataset that leaves it nothing, and for one that has another
+    length later.
     """
 
     def __init__(
@@ -63,38 +65,56 @@ class DistributedSampler(Sampler[int]):
         drop_last: bool = False,
     ) -> None:
         size = dist.get_world_size() if num_replicas is None else num_replicas
-        rank = dist.get_rank() if rank is None else rank
-        self.dataset, self.num_replicas, self.rank = dataset, size, rank
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.total_size = len(equalise(range(len(dataset)), size, drop_last))
+        self.dataset = dataset
+        self.num_replicas = size
+        self.rank = dist.get_rank() if rank is None else rank
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.length = len(dataset)
+        self.total_size = len(equalise(range(self.length), size, drop_last))
         self.num_samples = self.total_size // size
-        self.positions = shard(self.total_size, size, rank)
-        self.epoch = self.consumed = self._start = 0
+        self.positions = shard(self.total_size, size, self.rank)
+        self.epoch = 0
+        self.consumed = 0
+        self._begin = 0  # where the next iteration does
         if self.num_samples == 0:
             raise ValueError(
-                f"an empty shard: the dataset has {len(dataset)} samples for "
+                f"an empty shard: the dataset has {self.length} samples for "
                 f"{size} ranks (drop_last={drop_last})"
+            )
+
+    def _check_length(self) -> None:
+        if len(self.dataset) != self.length:
+            raise ValueError(
+                f"the dataset had {self.length} samples when its sampler was "
+                f"made, now it has {len(self.dataset)}: make a new sampler"
             )
 
     def __len__(self) -> int:
         """Samples per rank in a whole epoch, also after a resume within it."""
+        self._check_length()
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
         """Start the epoch, or go on, once, where `load_state_dict` says."""
-        length = len(self.dataset)
-        order = epoch_order(length, self.shuffle, self.seed, self.epoch)
+        self._check_length()
+        order = epoch_order(self.length, self.shuffle, self.seed, self.epoch)
         order = equalise(order, self.num_replicas, self.drop_last)
-        self.consumed, self._start = self._start, 0
-        for position in self.positions[self.consumed :]:
-            self.consumed += 1
-            yield order[position]
+        begin = self._begin
+        self._begin = 0
+        self.consumed = begin
+        for consumed in range(begin, self.num_samples):
+            self.consumed = consumed + 1
+            yield order[self.positions[consumed]]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the shuffle; in the epoch of a loaded state keep its place."""
+        self._check_length()
         if epoch != self.epoch:
             self.epoch = epoch
-            self.consumed = self._start = 0
+            self.consumed = 0
+            self._begin = 0
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """The place in the data, the same for every rank, to save after a step.
@@ -102,11 +122,12 @@ class DistributedSampler(Sampler[int]):
         `consumed`: a rank's samples of this epoch, by default those given out.
         Workers of a `DataLoader` ask ahead: pass `batches_done * batch_size`.
         """
+        self._check_length()
         consumed = self.consumed if consumed is None else consumed
         return {
             "epoch": self.epoch,
             "consumed": min(consumed, self.num_samples),
-            "length": len(self.dataset),
+            "length": self.length,
             "num_replicas": self.num_replicas,
             "shuffle": self.shuffle,
             "seed": self.seed,
@@ -124,7 +145,8 @@ class DistributedSampler(Sampler[int]):
         if not 0 <= state["consumed"] <= len(self):
             raise ValueError(f"consumed={state['consumed']} of {len(self)}")
         self.epoch = state["epoch"]
-        self.consumed = self._start = state["consumed"]
+        self.consumed = state["consumed"]
+        self._begin = state["consumed"]
 
 
 def check_equal_steps(steps: int, process_group: Group = None) -> None:

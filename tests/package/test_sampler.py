@@ -169,6 +169,56 @@ def test_a_loader_over_a_shard_evaluates_every_sample_exactly_once(world_size):
         assert sorted(samples) == list(range(length))
 
 
+@pytest.mark.parametrize("change", [[6, 7, 8, 9], None], ids=["grown", "shrunk"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        list,
+        len,
+        lambda sampler: sampler.set_epoch(1),
+        lambda sampler: sampler.state_dict(),
+        lambda sampler: sampler.load_state_dict({"epoch": 0, "consumed": 1}),
+        lambda sampler: len(DataLoader(sampler.dataset, batch_size=2, sampler=sampler)),
+        lambda sampler: list(DataLoader(sampler.dataset, batch_size=2, sampler=sampler)),
+    ],
+    ids=["iterate", "len", "epoch", "save", "resume", "len of a loader", "loader"],
+)
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("drop_last", BOOLEANS)
+def test_a_dataset_of_another_length_is_refused(drop_last, epochs, use, change):
+    dataset = list(range(6))
+    sampler = DistributedSampler(dataset, 2, 0, drop_last=drop_last)
+    for _ in range(epochs):
+        assert len(list(sampler)) == 3
+    if change:
+        dataset += change
+    else:
+        del dataset[5:]  # so that as many samples a rank as before are right without drop_last
+    message = f"the dataset had 6 samples when its sampler was made, now it has {len(dataset)}"
+    with pytest.raises(ValueError, match=message):
+        use(sampler)
+
+
+def test_a_dataset_that_grows_within_an_epoch_is_refused_in_the_next():
+    dataset = list(range(6))
+    sampler = DistributedSampler(dataset, 2, 0, shuffle=False)
+    iterator = iter(sampler)
+    assert next(iterator) == 0
+    dataset.append(6)
+    assert list(iterator) == [2, 4]
+    with pytest.raises(ValueError, match="the dataset had 6 samples"):
+        list(sampler)
+
+
+def test_the_place_is_that_of_the_iterator_that_moved_last():
+    sampler = DistributedSampler(range(10), 2, 0, shuffle=False)
+    one, two = iter(sampler), iter(sampler)
+    assert [next(one), next(one), next(two)] == [0, 2, 0]
+    assert sampler.state_dict()["consumed"] == 1
+    assert next(one) == 4
+    assert sampler.state_dict()["consumed"] == 3
+
+
 def test_rank_and_world_size_are_those_of_the_process_group(monkeypatch):
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 2)
