@@ -108,6 +108,7 @@ address: ## say where the book lives: SITE=https://… REPO=https://… BRANCH=m
 	@$(PYTHON) tools/address.py "$(SITE)" "$(REPO)" $(BRANCH)
 
 bench: ready-test ## time the DDPs and the ring beside torch's, as ratios (takes some minutes)
+	@$(BIN)/python -m instruments.bench_host
 	@$(BIN)/python -m instruments.bench_ddp
 	@$(BIN)/python -m instruments.bench_ring
 

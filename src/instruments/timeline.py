@@ -45,7 +45,7 @@ class Timeline:
 
         def mark_ready(i: int) -> None:
             bucket = here.bucket_of[i]
-            if bucket.pending == 1 and here.expecting:
+            if bucket.pending == {i} and here.expecting:
                 self._mark(bucket, "ready")
             kind.mark_ready(here, i)
 

@@ -39,24 +39,25 @@ def plan_buckets(
 class Bucket:
     """Gradients of some parameters, by their `indices`, in one flat buffer.
 
-    `pending` of them are not ready yet. The methods are torch's `GradBucket`'s.
+    Those of `pending` are not ready yet. The methods are those of torch's
+    `GradBucket`.
     """
 
     def __init__(
         self, index: int, plan: list[list[int]], parameters: Sequence[Tensor]
     ) -> None:
         self.indices = plan[index]
-        self.pending = len(self.indices)
+        self.pending = set(self.indices)
         self._index = index
         self._is_last = index == len(plan) - 1
         self._parameters = [parameters[i] for i in self.indices]
-        dense = [torch.empty_like(p, device="meta") for p in self._parameters]
-        sizes = [like.numel() for like in dense]
+        sizes = [parameter.numel() for parameter in self._parameters]
         self._flat = self._parameters[0].new_zeros(sum(sizes))
-        pieces = torch.split(self._flat, sizes)
         self._views = [
-            piece.as_strided(like.size(), like.stride())
-            for piece, like in zip(pieces, dense, strict=True)
+            piece.as_strided(parameter.shape, dense_stride(parameter))
+            for piece, parameter in zip(
+                torch.split(self._flat, sizes), self._parameters, strict=True
+            )
         ]
 
     def index(self) -> int:
@@ -76,6 +77,13 @@ class Bucket:
 
     def parameters(self) -> list[Tensor]:
         return self._parameters
+
+
+def dense_stride(parameter: Tensor) -> tuple[int, ...]:
+    """The strides of its gradient: the same order in memory, without gaps."""
+    if parameter.is_contiguous():
+        return parameter.stride()
+    return torch.empty_like(parameter, device="meta").stride()
 
 
 def build_buckets(

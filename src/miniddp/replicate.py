@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from miniddp.bucket import dense_stride
 from miniddp.process import Group, check_group
 
 MESSAGE_BYTES = 250 * 2**20
@@ -157,10 +158,11 @@ def _order_in_memory(parameter: Tensor) -> str:
     Gradients lie in a bucket as parameters in memory: ranks must agree in it.
     The stride of a dimension of size 1 means nothing.
     """
-    dense = torch.empty_like(parameter, device="meta")
     strides = [
         stride
-        for stride, size in zip(dense.stride(), dense.shape, strict=True)
+        for stride, size in zip(
+            dense_stride(parameter), parameter.shape, strict=True
+        )
         if size > 1
     ]
     if strides == sorted(strides, reverse=True):

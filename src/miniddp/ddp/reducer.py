@@ -66,7 +66,7 @@ class Reducer:
         self.in_backward = False
         self.backwards = 0  # that have ended since forward
         self.too_late = False  # this one's gradients are averaged already
-        self.ready: dict[int, None] = {}  # parameters, in order
+        self.ready: list[int] = []  # parameters, in order
         self.first_order: list[int] = []
         self.launched: list[tuple[Bucket, Any]] = []
         self.unused_everywhere: set[int] = set()
@@ -101,13 +101,13 @@ class Reducer:
         self.expecting = True
         self.in_backward = False
         self.backwards = 0
-        self.ready = {}
+        self.ready = []
         launched = self.launched
         self.launched = []
         for bucket, work in launched:  # after an error in backward
             wait_for(work, bucket)
         for bucket in self.buckets:
-            bucket.pending = len(bucket.indices)
+            bucket.pending = set(bucket.indices)
         begin_backward = weakref.WeakMethod(self.begin_backward)
         for tensor in tensors_with_graph(output):
             tensor.register_hook(partial(call, begin_backward))  # type: ignore[no-untyped-call]
@@ -137,30 +137,32 @@ class Reducer:
             if self.in_backward:  # the means came before all of it was done
                 raise checks.ready_twice(self.names[i], in_another_pass=False)
             return
-        with self.lock:
-            if i in self.ready:
-                raise checks.ready_twice(self.names[i], self.backwards > 0)
-            self.ready[i] = None
-            bucket = self.bucket_of[i]
-            bucket.pending -= 1
-            if bucket.pending == 0:
-                self.launch_full_buckets()
+        pending = self.bucket_of[i].pending
+        if i not in pending:
+            raise checks.ready_twice(self.names[i], self.backwards > 0)
+        pending.remove(i)
+        self.ready.append(i)
+        if not pending:
+            self.launch_full_buckets()
 
     def launch_full_buckets(self) -> None:
         """Launch in the same order on every rank, whichever is full first."""
-        for bucket in self.buckets[len(self.launched) :]:
-            if bucket.pending > 0:
-                return
-            self.fill(bucket)
-            self.launched.append((bucket, self.launch(bucket)))
-        after_backward(self.finish)
+        with self.lock:
+            to_launch = self.buckets[len(self.launched) :]
+            for bucket in to_launch:
+                if bucket.pending:
+                    return
+                self.fill(bucket)
+                self.launched.append((bucket, self.launch(bucket)))
+            if to_launch:
+                after_backward(self.finish)
 
     def fill(self, bucket: Bucket) -> None:
         """Copy the gradients into the bucket and divide them, all at once."""
         parameters = bucket.parameters()
         views = bucket.gradients()
         gradients = [
-            view.zero_() if parameter.grad is None else parameter.grad
+            view.zero_() if (gradient := parameter.grad) is None else gradient
             for parameter, view in zip(parameters, views, strict=True)
         ]
         checks.check_gradients(self.names, bucket, gradients)
@@ -185,7 +187,7 @@ class Reducer:
         launched = self.launched
         self.launched = []
         self.expecting = False
-        self.first_order = self.first_order or list(self.ready)
+        self.first_order = self.first_order or self.ready
         for bucket, work in launched:
             wait_for(work, bucket)
             self.give_back(bucket)
@@ -194,8 +196,7 @@ class Reducer:
         """Let `.grad` be the mean, for all parameters of the bucket at once."""
         gradients = []
         means = []
-        views = bucket.gradients()
-        for i, view in zip(bucket.indices, views, strict=True):
+        for i, view in zip(bucket.indices, bucket.gradients(), strict=True):
             if i in self.unused_everywhere:
                 continue
             parameter = self.parameters[i]
@@ -217,29 +218,22 @@ class Reducer:
         if self.expecting and self.ready:
             self.expecting = False
             self.in_backward = False
-            raise checks.not_finished(self.names, self.ready, self.cures)
+            raise checks.not_finished(self.names, set(self.ready), self.cures)
         if self.rebuilt or not self.first_order:
             return
         order = torch.tensor(self.first_order).to(self.parameters[0].device)
         dist.broadcast(order, group=self.group, group_src=0)
         self.first_order = order.tolist()
-        before = self.buckets
+        before = views_of(self.buckets)
         self.new_buckets(self.cap_mb)
         self.rebuilt = True
-        if self.as_views:
-            self.move_gradients(before)
-
-    def move_gradients(self, before: Sequence[Bucket]) -> None:
-        """What is a view of a bucket that was becomes one of its successor."""
-        old = views_by_parameter(before)
-        for i, view in views_by_parameter(self.buckets).items():
-            parameter = self.parameters[i]
-            gradient = parameter.grad
-            if gradient is not None and same_memory(gradient, old[i]):
-                parameter.grad = view.copy_(gradient).detach()
+        for i, view in views_of(self.buckets).items():
+            gradient = self.parameters[i].grad
+            if gradient is not None and same_memory(gradient, before[i]):
+                self.parameters[i].grad = view.copy_(gradient).detach()
 
 
-def views_by_parameter(buckets: Sequence[Bucket]) -> dict[int, Tensor]:
+def views_of(buckets: Sequence[Bucket]) -> dict[int, Tensor]:
     return {
         i: view
         for bucket in buckets

@@ -89,7 +89,8 @@ class CheckingReducer(Reducer):
         super().end_backward()
         if not self.expecting:
             return
-        here = [i in self.ready for i in range(len(self.parameters))]
+        ready = set(self.ready)
+        here = [i in ready for i in range(len(self.parameters))]
         counts = count_ranks(self, here).tolist()
         if max(counts) == 0:  # of torch.autograd.grad, or all are frozen
             return
