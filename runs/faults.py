@@ -6,322 +6,39 @@ A fault strikes a rank in `faulty.py`, or comes from here: a signal to the launc
 damaged file. A training has survived if it goes on by itself, or refuses in a line that says why
 and goes on with the same command when that has been mended, and if then its last checkpoint
 (weights, optimizer, random numbers, place in the data) is bit for bit that of a training without a
-fault.
+fault. `trials.py` starts the trainings and checks them.
 """
 
 import argparse
-import contextlib
-import hashlib
 import json
 import math
-import multiprocessing
 import os
 import pickle
 import random
-import re
 import shutil
 import signal
-import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property, partial
+from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import warm
-from finetune.data import FILES, SAMPLE
-
-PAIRS = 60  # of the sample: an epoch has seven steps of 2 x 4 pairs
-STEPS, EVERY = 14, 4
-SAVES = [4, 8, 12, 14]
-DDPS = ("simple", "miniddp", "torch")
-OPTIONS = ["--model=tiny", "--epochs=2", f"--steps={STEPS}", "--batch-size=4", "--max-length=8"]
-OPTIONS += [f"--checkpoint-every={EVERY}", "--resume=auto"]
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else a restart may meet the dead
-}
-HANGS = 240.0  # seconds after which a job is given up; none takes a tenth on a quiet machine
-WAITING = 10  # trainings at once that wait for a timeout
-ROOT = Path(__file__).parent.parent
-
-
-class NotSurvived(AssertionError):  # noqa: N818
-    """What was lost, and how."""
-
-
-@dataclass
-class Outcome:
-    """One fault, and what became of the training."""
-
-    kind: str
-    seed: str
-    problem: str = ""
-    steps_again: int = 0
-    seconds_until_noticed: float | None = None
-    orphans: int = 0
-    left_over: int = 0
-
-
-def need(condition: object, problem: str) -> None:
-    if not condition:
-        raise NotSurvived(problem)
-
-
-class Process:
-    """A torchrun that has been started, with a warm start or from scratch."""
-
-    context = multiprocessing.get_context("forkserver")
-    lock = threading.Lock()  # one thread at a time may ask for an exit code
-
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str], output: Path) -> None:
-        self.output = output
-        self.started = time.time()
-        cold = bool(environment.get("FAULTS_COLD"))
-        what = (arguments, environment, output, not cold)
-        self.process = self.context.Process(target=warm.launch, args=what)
-        with self.lock:
-            self.process.start()
-
-    @property
-    def code(self) -> int | None:
-        with self.lock:
-            return self.process.exitcode
-
-    def send(self, number: int) -> float:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, number)
-        return time.time()
-
-    def wait(self) -> int:
-        wait_for(lambda: self.code is not None, f"{self.text[-2000:]}\nstill runs")
-        self.ended = time.time()
-        return self.code or 0
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
-
-    @property
-    def last_line(self) -> str:
-        return [line for line in self.text.splitlines() if line.strip(" =")][-1]
-
-
-def wait_for(condition: Callable[[], object], problem: str, seconds: float = HANGS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        need(time.monotonic() < end, problem)
-        time.sleep(0.01)
-
-
-class Job:
-    """A folder of its own for a training, what its processes noted, and what they left."""
-
-    def __init__(self, home: Path, data: Path, seed: str, cold: bool = False) -> None:
-        self.home, self.data, self.cold = home, data, cold
-        self.random = random.Random(seed)
-        self.saved = home / "saved"
-        self.saved.mkdir(parents=True)
-        (home / "tmp").mkdir()
-        self.struck: float | None = None
-        self.processes: list[Process] = []
-
-    def start(
-        self, *options: str, fault: dict[str, Any] | None = None, restarts: int = 0, ranks: int = 2
-    ) -> Process:
-        """Start the training; `options` come last."""
-        environment = {
-            **os.environ,
-            "TMPDIR": str(self.home / "tmp"),
-            "FAULTS_HOME": str(self.home),
-            "FAULTS_COLD": "1" if self.cold else "",
-            "FAULT": json.dumps(fault),
-        }
-        launch = ["--standalone", f"--nproc_per_node={ranks}", f"--max_restarts={restarts}"]
-        program = [str(ROOT / "runs/faulty.py"), *OPTIONS]
-        program += [f"--data-dir={self.data}", f"--checkpoint={self.saved}"]
-        output = self.home / f"output-{len(self.processes)}"
-        process = Process([*launch, *program, *options], environment, output)
-        self.processes.append(process)
-        return process
-
-    def run(self, *options: str, **chosen: Any) -> Process:
-        process = self.start(*options, **chosen)
-        process.wait()
-        return process
-
-    def notes(self, what: str) -> list[dict[str, Any]]:
-        file = self.home / "notes"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [note for note in map(json.loads, lines) if note["what"] == what]
-
-    def reach(self, step: int) -> None:
-        """Wait until rank 0 has taken this step, and a random moment longer."""
-        wait_for(
-            lambda: any(note["step"] >= step for note in self.notes("step")) or self.has_ended,
-            f"step {step} is not reached",
-        )
-        time.sleep(self.random.random() * 0.05)
-
-    @property
-    def has_ended(self) -> bool:
-        return self.processes[-1].code is not None
-
-    def files(self) -> set[str]:
-        """What is there, apart from the hidden lock."""
-        return {path.name for path in self.saved.glob("[!.]*")}
-
-    def orphans(self) -> int:
-        """Ranks that go on when all launchers have ended; they are then killed."""
-        pids = {note["pid"] for note in self.notes("start")}
-        end = time.monotonic() + 10
-        while time.monotonic() < end and any(map(is_running, pids)):
-            time.sleep(0.01)
-        left = [pid for pid in pids if is_running(pid)]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return len(left)
-
-    def end(self) -> None:
-        for process in self.processes:
-            if process.code is None:
-                process.send(signal.SIGKILL)
-        self.orphans()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def file(step: int) -> str:
-    return f"step-{step:08d}.safetensors"
-
-
-@dataclass
-class Reference:
-    """Trainings that nothing disturbs: what all others must end with."""
-
-    home: Path
-    data: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
-    evaluation: dict[str, str] = field(default_factory=dict)
-
-    def train(self) -> None:
-        for ddp in DDPS:
-            job = Job(self.home / ddp, self.data, ddp)
-            process = job.run(f"--ddp={ddp}", "--keep=9")
-            need(process.code == 0, f"without a fault:\n{process.text}")
-            self.digests[ddp] = digest(job.saved / file(STEPS))
-            self.evaluation[ddp] = process.last_line
-            for phase, seconds in job.notes("end")[0]["seconds"].items():
-                self.seconds[phase] = statistics.median(seconds)
-        alone = Job(self.home / "alone", self.data, "alone")
-        other = Job(self.home / "other", self.data, "other")
-        for process in (
-            alone.run("--steps=8", ranks=1),
-            other.run("--model=5m", "--steps=1"),
-        ):
-            need(process.code == 0, process.text)
-
-    @cached_property
-    def checkpoint(self) -> Path:
-        return self.home / "simple" / "saved" / file(12)
-
-
-def first_pairs(folder: Path) -> Path:
-    """So short an epoch that a training sees two."""
-    folder.mkdir()
-    text = "".join(SAMPLE.read_text("utf-8").splitlines(keepends=True)[: PAIRS + 1])
-    for name in FILES.values():
-        (folder / name).write_text(text, "utf-8")
-    return folder
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-# What the trials have in common
-
-
-class Trial:
-    """A job, the reference, and what is checked of every fault."""
-
-    def __init__(self, kind: str, seed: str, home: Path, reference: Reference, cold: bool) -> None:
-        self.outcome = Outcome(kind, seed)
-        self.job = Job(home, reference.data, f"{kind} {seed}", cold)
-        self.reference, self.ddp = reference, "simple"
-        self.random, self.saved = self.job.random, self.job.saved
-
-    def run(self, *options: str, **chosen: Any) -> Process:
-        return self.job.run(f"--ddp={self.ddp}", *options, **chosen)
-
-    def start(self, *options: str, **chosen: Any) -> Process:
-        return self.job.start(f"--ddp={self.ddp}", *options, **chosen)
-
-    def any_rank(self) -> int:
-        return self.random.randrange(2)
-
-    def any_step(self, first: int = 1, last: int = STEPS - 1) -> int:
-        return self.random.randint(first, last)
-
-    def finished(self, process: Process, restarts: int | None = None) -> None:
-        """The training is at its end, and nothing is missing or too much."""
-        need(process.code == 0, f"exit code {process.code}:\n{process.text[-3000:]}")
-        expected = self.reference.evaluation[self.ddp]
-        need(process.last_line == expected, f"{process.last_line!r}, not {expected!r}")
-        same = digest(self.saved / file(STEPS)) == self.reference.digests[self.ddp]
-        need(same, "the last checkpoint is another than without the fault")
-        self.outcome.left_over = len(self.job.files() - {file(12), file(STEPS)})
-        need(not self.outcome.left_over, f"left over: {self.job.files()}")
-
-    def refused(self, process: Process, *words: str, code: int = 1) -> None:
-        """One line says why, as the last of the screen and only there."""
-        lines = [x for x in process.text.splitlines() if all(word in x for word in words)]
-        need(process.code == code, f"exit code {process.code}:\n{process.text[-3000:]}")
-        need(lines, f"nothing says {words}:\n{process.text[-3000:]}")
-        need(process.last_line == lines[-1], f"not the last line: {process.text[-1000:]}")
-        frames = re.search(r'miniddp/\w+\.py", line', process.text)
-        need(not frames, f"a traceback of the program: {process.text[-3000:]}")
-
-    def mended(self) -> None:
-        """The same command, when what was wrong no longer is."""
-        self.finished(self.run())
-
-    def has_only(self, *steps: int) -> None:
-        names = self.job.files()
-        need(names == set(map(file, steps)), f"in the folder are {sorted(names)}")
-
-    def settle(self) -> None:
-        """Count what the fault cost and left."""
-        steps = [note for note in self.job.notes("step") if note["rank"] == 0]
-        self.outcome.steps_again = max(0, len(steps) - STEPS)
-        faults = [note["time"] for note in self.job.notes("fault")]
-        if struck := self.job.struck or (faults[0] if faults else None):
-            ends = [process.ended for process in self.job.processes if hasattr(process, "ended")]
-            starts = [note["time"] for note in self.job.notes("start")]
-            after = [moment for moment in (*starts, *ends) if moment > struck]
-            if after:
-                self.outcome.seconds_until_noticed = min(after) - struck
-        self.outcome.orphans = self.job.orphans()
-        need(not self.outcome.orphans, f"{self.outcome.orphans} ranks go on")
-
-
-# The faults
+from instruments.small_disk import SmallDisk
+from trials import (
+    DDPS,
+    ENVIRONMENT,
+    SAVES,
+    STEPS,
+    Kind,
+    Process,
+    Trial,
+    file,
+    matrix,
+    need,
+    rows,
+    wait_for,
+)
 
 
 def killed(phase: str, trial: Trial) -> None:
@@ -425,10 +142,15 @@ def folder_gone(trial: Trial) -> None:
 
 def disk_full(trial: Trial) -> None:
     """The disk has room for a part of the checkpoints only, and then for all."""
-    size = trial.reference.checkpoint.stat().st_size
-    with Disk(trial.saved) as disk:
-        room = int(size * trial.random.uniform(0.05, 2.9))
-        fault = disk.fill(room, size)
+    size = trial.reference.checkpoint(12).stat().st_size
+    room = int(size * trial.random.uniform(0.05, 2.9))
+    with SmallDisk(trial.saved) as disk:
+        fault = None
+        if disk.is_mounted:
+            disk.fill(room)
+        else:
+            say_once("no disk can be mounted here: a limit of the files' size stands in")
+            fault = {"kind": "limit", "bytes": room % size}
         process = trial.run(fault=fault)
         trial.job.struck = process.ended
         trial.refused(process, "cannot save step")
@@ -439,7 +161,7 @@ def disk_full(trial: Trial) -> None:
 
 
 def read_only(trial: Trial) -> None:
-    with Disk(trial.saved) as disk:
+    with SmallDisk(trial.saved) as disk:
         process = trial.start()
         trial.job.reach(trial.any_step(last=STEPS - 3))
         trial.job.struck = time.time()
@@ -453,7 +175,7 @@ def read_only(trial: Trial) -> None:
 
 def damaged(how: str, trial: Trial) -> None:
     """The newest checkpoint cannot be read: the one before it is taken, with a warning."""
-    copy_checkpoints(trial, 8, 12)
+    trial.copy_checkpoints(8, 12)
     path = trial.saved / file(12)
     content = bytearray(path.read_bytes())
     if how == "bits flipped":
@@ -470,10 +192,8 @@ def damaged(how: str, trial: Trial) -> None:
     path.write_bytes(content)
     trial.job.struck = time.time()
     process = trial.run()
-    words = f"skipped a checkpoint: rank {{}}: {path} is damaged or no checkpoint"
-    said = any(words.format(rank) in process.text for rank in (0, 1))
-    said = said or words.replace("rank {}: ", "") in process.text
-    need(said, f"no warning: {process.text[-3000:]}")
+    warning = f"skipped a checkpoint: {path} is damaged or no checkpoint"
+    need(warning in process.text, f"no warning: {process.text[-3000:]}")
     need(not (trial.job.home / "executed").exists(), "its code was executed")
     need(f"resumed after step 8 from {trial.saved / file(8)}" in process.text, process.text)
     trial.finished(process)
@@ -493,10 +213,10 @@ def all_damaged(trial: Trial) -> None:
     """To begin anew would lose them: so it is refused, until they are put away."""
     for step in (8, 12):
         (trial.saved / file(step)).write_bytes(trial.random.randbytes(1000))
-    note_steps(trial, 12)
+    trial.job.note_steps(12)
     process = trial.run()
     trial.job.struck = process.started
-    trial.refused(process, "no checkpoint in", "that every rank can read")
+    trial.refused(process, "no checkpoint in", "is whole")
     for step in (8, 12):
         (trial.saved / file(step)).unlink()
     trial.mended()
@@ -504,21 +224,25 @@ def all_damaged(trial: Trial) -> None:
 
 def of_another(what: str, trial: Trial) -> None:
     """A whole checkpoint of another model, or of another number of ranks."""
-    copy_checkpoints(trial, 8)
-    name, step = {"model": ("other", 1), "number of ranks": ("alone", 8)}[what]
-    shutil.copy(trial.reference.home / name / "saved" / file(step), trial.saved / file(12))
+    trial.copy_checkpoints(8)
+    if what == "model":
+        foreign = trial.reference.checkpoint(1, of="other")
+        reason = "saved with --model 5m, not tiny"
+    else:
+        foreign = trial.reference.checkpoint(8, of="alone")
+        reason = "saved on 1 ranks, now there are 2: only an elastic resume goes on"
+    shutil.copy(foreign, trial.saved / file(12))
     process = trial.run()
     trial.job.struck = process.started
-    words = {"model": "saved with --model 5m, not tiny"}
-    words["number of ranks"] = "saved on 1 ranks, now there are 2: only an elastic resume goes on"
-    trial.refused(process, words[what])
+    trial.refused(process, reason)
     trial.has_only(8, 12)
     (trial.saved / file(12)).unlink()
     trial.mended()
 
 
 def not_finite(trial: Trial) -> None:
-    step, rank = trial.any_step(), trial.any_rank()
+    step = trial.any_step()
+    rank = trial.any_rank()
     process = trial.run(fault={"kind": "nan", "rank": rank, "step": step}, restarts=3)
     last = max((save for save in SAVES if save < step), default=None)
     good = trial.saved / file(last) if last else None
@@ -529,27 +253,14 @@ def not_finite(trial: Trial) -> None:
 
 
 def options_differ(trial: Trial) -> None:
-    name, value, own = trial.random.choice(
+    name, there, here = trial.random.choice(
         [("--lr", "0.01", "0.001"), ("--seed", "3", "0"), ("--steps", "13", "14")]
     )
-    fault = {"kind": "options", "rank": 1, "options": [name, value]}
+    fault = {"kind": "options", "rank": 1, "options": [name, there]}
     process = trial.run(fault=fault, restarts=1)
-    trial.refused(process, f"{name} is {own} on rank 0, and {value} on rank 1")
+    trial.refused(process, f"{name} is {here} on rank 0, and {there} on rank 1")
     trial.has_only()
     trial.mended()
-
-
-def copy_checkpoints(trial: Trial, *steps: int) -> None:
-    for step in steps:
-        shutil.copy(trial.reference.checkpoint.with_name(file(step)), trial.saved)
-    note_steps(trial, max(steps))
-
-
-def note_steps(trial: Trial, last: int) -> None:
-    """Who made the checkpoints of this folder has taken the steps up to the last one's."""
-    with (trial.job.home / "notes").open("a") as notes:
-        for step in range(1, last + 1):
-            notes.write(json.dumps({"what": "step", "rank": 0, "step": step}) + "\n")
 
 
 @cache
@@ -557,56 +268,10 @@ def say_once(text: str) -> None:
     print(text, flush=True)
 
 
-class Disk:
-    """A small disk at a folder. Who may not mount one gets a limit of the files' size instead."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.is_covered = folder, False
-
-    def __enter__(self) -> "Disk":
-        self.is_mounted = self.mount("-t", "tmpfs", "-o", "size=64m", "none")
-        if not self.is_mounted:
-            say_once("no disk can be mounted here: a limit of the files' size stands in")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.allow()
-        if self.is_mounted:
-            self.unmount()
-
-    def mount(self, *options: str) -> bool:
-        return not subprocess.run(["mount", *options, self.folder], capture_output=True).returncode
-
-    def fill(self, room: int, size: int) -> dict[str, Any] | None:
-        if self.is_mounted:
-            self.mount("-o", f"remount,size={room}")
-            return None
-        return {"kind": "limit", "bytes": room % size}
-
-    def free(self) -> None:
-        if self.is_mounted:
-            self.mount("-o", "remount,size=64m")
-
-    def forbid(self) -> None:
-        """By a mount over it: the disk itself is busy while somebody has a file open to write."""
-        if self.is_mounted:
-            self.is_covered = self.mount("--bind", str(self.folder))
-            self.mount("-o", "remount,bind,ro")
-        else:
-            self.folder.chmod(0o555)
-
-    def allow(self) -> None:
-        if self.is_covered:
-            self.unmount()
-            self.is_covered = False
-        elif not self.is_mounted:
-            self.folder.chmod(0o755)
-
-    def unmount(self) -> None:
-        subprocess.run(["umount", "--lazy", self.folder], check=True)
+# What becomes of each
 
 
-PHASES = {  # of faulty.PHASES, and how one says it
+PHASES = {  # of faulty.PHASES, as one says it
     "forward": "forward",
     "backward": "backward",
     "all-reduce": "the all-reduce",
@@ -616,18 +281,6 @@ PHASES = {  # of faulty.PHASES, and how one says it
 }
 RESTARTED = "torchrun starts the ranks again, and they go on"
 REFUSED = "is refused in one line, the checkpoints are left alone"
-
-
-@dataclass
-class Kind:
-    """A fault, what becomes of it, and how often it is tried."""
-
-    trial: Callable[[Trial], None]
-    what_happens: str
-    by_moment: bool = True  # else a fifth as often
-    waits: bool = False  # it needs time, not a processor
-
-
 STOPPED = "the ranks save and leave; the same command goes on"
 KINDS = {
     "a rank stands still for ever": Kind(
@@ -636,8 +289,8 @@ KINDS = {
         waits=True,
     ),
     **{
-        f"a rank is killed in {where}": Kind(partial(killed, phase), RESTARTED)
-        for phase, where in PHASES.items()
+        f"a rank is killed in {spoken}": Kind(partial(killed, phase), RESTARTED)
+        for phase, spoken in PHASES.items()
     },
     "a rank stands still for a while": Kind(stopped_for_a_while, "the others wait for it"),
     "a rank leaves the loop": Kind(partial(left, "leave"), RESTARTED, by_moment=False),
@@ -669,68 +322,6 @@ KINDS = {
 }
 
 
-# The matrix
-
-
-def attempt(kind: str, seed: str, home: Path, reference: Reference, cold: bool) -> Outcome:
-    """One fault; what is wrong with what becomes of it is in the outcome."""
-    trial = Trial(kind, seed, home, reference, cold)
-    try:
-        KINDS[kind].trial(trial)
-        trial.settle()
-    except NotSurvived as error:
-        trial.outcome.problem = str(error)
-    except Exception:
-        trial.outcome.problem = traceback.format_exc()
-    finally:
-        trial.job.end()
-        shutil.rmtree(home, ignore_errors=True)
-    return trial.outcome
-
-
-def matrix(
-    kinds: Sequence[str], repeat: int, seed: int, jobs: int, cold: bool
-) -> Iterator[Outcome]:
-    """Every kind `repeat` times, or a fifth as often where the moment does not matter."""
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        reference = Reference(Path(folder) / "reference", first_pairs(Path(folder) / "data"))
-        reference.train()
-        trials = [
-            (kind, f"{seed}-{number}", Path(folder) / str(count * 1000 + number))
-            for count, kind in enumerate(kinds)
-            for number in range(repeat if KINDS[kind].by_moment else math.ceil(repeat / 5))
-        ]
-        processors = threading.Semaphore(jobs)
-
-        def attempt_in_turn(kind: str, seed: str, home: Path) -> Outcome:
-            with contextlib.nullcontext() if KINDS[kind].waits else processors:
-                return attempt(kind, seed, home, reference, cold)
-
-        with ThreadPoolExecutor(jobs + WAITING) as pool:
-            yield from pool.map(lambda trial: attempt_in_turn(*trial), trials)
-
-
-def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row for each kind: what was injected, what survived, what it cost."""
-    table = []
-    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
-        of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
-        noticed = [o.seconds_until_noticed for o in of_kind if o.seconds_until_noticed is not None]
-        table.append(
-            {
-                "kind": kind,
-                "injected": len(of_kind),
-                "survived": sum(not outcome.problem for outcome in of_kind),
-                "most_steps_again": max(outcome.steps_again for outcome in of_kind),
-                "seconds_until_noticed": statistics.median(noticed) if noticed else None,
-                "orphans": sum(outcome.orphans for outcome in of_kind),
-                "left_over": sum(outcome.left_over for outcome in of_kind),
-                "what_happens": KINDS[kind].what_happens,
-            }
-        )
-    return table
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=20, help="where the moment matters")
@@ -740,7 +331,7 @@ def main() -> int:
     parser.add_argument("--cold", action="store_true", help="start every Python from scratch")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
     chosen = parser.parse_args()
-    kinds = [kind for kind in KINDS if chosen.only in kind]
+    kinds = {name: kind for name, kind in KINDS.items() if chosen.only in name}
     if not kinds:
         parser.error(f"no fault has {chosen.only!r} in its name")
     os.environ.update(ENVIRONMENT)
@@ -753,7 +344,7 @@ def main() -> int:
         outcomes.append(outcome)
         if outcome.problem:
             print(f"LOST: {outcome.kind} (seed {outcome.seed}): {outcome.problem}", flush=True)
-    found = rows(outcomes)
+    found = rows(kinds, outcomes)
     for row in found:
         noticed = row["seconds_until_noticed"]
         print(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import faults
+import trials
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,10 +34,10 @@ def test_a_training_survives_one_of_each_fault(tmp_path):
 def finished(tmp_path):
     """A training that has survived, as its files and its process tell."""
     reference = SimpleNamespace(data=tmp_path, digests={}, evaluation={"simple": "evaluation: 1"})
-    trial = faults.Trial("a loss is not a number", "0", tmp_path / "job", reference, cold=False)
-    for step in (faults.SAVES[-2], faults.STEPS):
-        (trial.saved / faults.file(step)).write_text(str(step))
-    reference.digests["simple"] = faults.digest(trial.saved / faults.file(faults.STEPS))
+    trial = trials.Trial("a loss is not a number", "0", tmp_path / "job", reference, cold=False)
+    for step in (trials.SAVES[-2], trials.STEPS):
+        (trial.saved / trials.file(step)).write_text(str(step))
+    reference.digests["simple"] = trials.digest(trial.saved / trials.file(trials.STEPS))
     return trial, SimpleNamespace(code=0, text="", last_line="evaluation: 1")
 
 
@@ -52,7 +53,7 @@ def test_survived(finished):
         (lambda _, process: setattr(process, "last_line", "x"), "'x', not 'evaluation: 1'"),
         (lambda trial, _: (trial.saved / "a.unfinished").touch(), "left over"),
         (
-            lambda trial, _: (trial.saved / faults.file(faults.STEPS)).write_text("other"),
+            lambda trial, _: (trial.saved / trials.file(trials.STEPS)).write_text("other"),
             "the last checkpoint is another",
         ),
     ],
@@ -60,19 +61,19 @@ def test_survived(finished):
 def test_not_survived(finished, spoil, expected):
     spoil(*finished)
     trial, process = finished
-    with pytest.raises(faults.NotSurvived, match=expected):
+    with pytest.raises(trials.NotSurvived, match=expected):
         trial.finished(process)
 
 
 def test_what_is_lost_is_said_and_is_the_exit_code(monkeypatch, capsys):
     outcomes = [
-        faults.Outcome("the disk is full", "7-0"),
-        faults.Outcome("the disk is full", "7-1"),
+        trials.Outcome("the disk is full", "7-0"),
+        trials.Outcome("the disk is full", "7-1"),
     ]
     outcomes[1].problem = "all is gone"
     monkeypatch.setattr(faults, "matrix", lambda *_: iter(outcomes))
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    forks = faults.Process.context  # shared with all tests of this process
+    forks = trials.Process.context  # shared with all tests of this process
     monkeypatch.setattr(forks, "set_forkserver_preload", lambda modules: None)
     monkeypatch.setattr(sys, "argv", ["faults.py", "--seed=7"])
     assert faults.main() == 1
