@@ -2,16 +2,18 @@
 
 A run reaches the names of ``miniddp`` that its code cells use, the programs of ``runs/`` and
 ``stages/`` that it names in a text, and through them every name that those use in turn. The digest
-of a symbol sees behaviour: comments, docstrings, line breaks and type hints do not count. It is the
-same under every Python. Everything is read from text: nothing is imported or executed, and only
-Python's standard library is needed.
+of a symbol sees behaviour: comments, docstrings, line breaks, type hints and the names of local
+variables do not count. It is the same under every Python. Everything is read from text: nothing is
+imported or executed, and only Python's standard library is needed.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import re
+import symtable
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,6 +119,7 @@ class Module:
         self.is_program = name.endswith(".py")
         if not re.search(r"\b(get_type_hints|__annotations__|singledispatch)\b", self.source):
             tree = _WithoutHints().visit(tree)
+        tree = _WithoutLocalNames().visit(tree)
         self.tree: ast.Module = _WithoutProse(self.is_program).visit(tree)
         self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.imports = self._imports()
@@ -216,6 +219,46 @@ class _WithoutHints(ast.NodeTransformer):
         if node.value is None:
             return None
         return ast.copy_location(ast.Assign([node.target], self.visit(node.value)), node)
+
+
+class _WithoutLocalNames(ast.NodeTransformer):
+    """Numbers the variables that a function keeps to itself, whatever they are called."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        local = _local_names(node)
+        numbers: dict[str, str] = {}
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id in local:
+                inner.id = numbers.setdefault(inner.id, f"<{len(numbers)}>")
+            elif isinstance(inner, ast.ExceptHandler) and inner.name in local:
+                inner.name = numbers.setdefault(inner.name, f"<{len(numbers)}>")
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]  # noqa: N815
+
+
+def _local_names(function: ast.FunctionDef) -> set[str]:
+    """Names that are local wherever they stand in the function and in those inside it.
+
+    Not parameters, which a caller may name, nor functions, which a traceback names. None at all
+    where the names may be looked up.
+    """
+    decorators = [inner for part in function.decorator_list for inner in ast.walk(part)]
+    others = {inner.id for inner in decorators if isinstance(inner, ast.Name)}
+    bare = copy.copy(function)
+    bare.decorator_list = []
+    module = symtable.symtable(ast.unparse(bare), "<function>", "exec")
+    others |= {symbol.get_name() for symbol in module.get_symbols()}
+    local = set()
+    waiting = module.get_children()
+    while waiting:
+        scope = waiting.pop()
+        waiting += scope.get_children()
+        for symbol in scope.get_symbols():
+            is_seen = symbol.is_global() or symbol.is_parameter() or symbol.is_imported()
+            is_seen |= symbol.is_namespace() or scope.get_type() == "class"
+            (others if is_seen else local).add(symbol.get_name())
+    return set() if others & {"locals", "vars", "dir", "eval", "exec"} else local - others
 
 
 def _canonical(node: object) -> object:

@@ -1,6 +1,7 @@
 """tools/digest.py: what a run reaches, and what makes its recording stale."""
 
 import ast
+import re
 from pathlib import Path
 
 import jupytext
@@ -288,3 +289,78 @@ def test_bad_input_is_named(project, path, text, message):
     write(project, path, text)
     with pytest.raises(digest.DigestError, match=message.replace("(", r"\(")):
         digest.symbols(project, "05-ring")
+
+
+FUNCTION = """
+def mean(total, parts):
+    count = 0
+    for part in parts:
+        total += part
+        count += 1
+    try:
+        squares = [square * count for square in parts if (root := square)]
+    except ValueError as error:
+        raise error
+    def inner(count):
+        nonlocal root
+        return root, count, squares
+    return total / len(parts), sorted(squares, key=lambda value: value + root), max, inner
+"""
+METHOD = "class Mean:\n    def forward(self, *others):\n        size = 1\n        return size\n"
+CLOSURE = "def f():\n    x = 1\n    def g():\n        return x\n    return g\n"
+
+
+def digest_of(source: str, folder: Path) -> str:
+    path = folder / "module.py"
+    path.write_text(source, encoding="utf-8")
+    return digest.digest_of(digest.Module("module", path).tree.body)
+
+
+def is_the_same(source: str, old: str, new: str, folder: Path) -> bool:
+    changed = re.sub(rf"\b{old}\b", new, source)
+    assert changed != source
+    ast.parse(changed)
+    return digest_of(changed, folder) == digest_of(source, folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (FUNCTION, "part"),
+        (FUNCTION, "square"),
+        (FUNCTION, "squares"),
+        (FUNCTION, "error"),
+        (METHOD, "size"),
+        (CLOSURE, "x"),
+    ],
+)
+def test_the_name_of_a_local_variable_does_not_count(source, name, tmp_path):
+    assert is_the_same(source, name, "renamed", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new"),
+    [
+        (FUNCTION, "total", "renamed"),  # a parameter
+        (FUNCTION, "mean", "renamed"),
+        (FUNCTION, "inner", "renamed"),  # a traceback shows it
+        (FUNCTION, "value", "renamed"),  # a parameter of a lambda
+        (FUNCTION, "max", "min"),  # from outside
+        (FUNCTION, "square \\* count", "count * square"),  # swapped
+        (FUNCTION, "return error|raise error", "raise count"),  # another local variable
+        (METHOD, "others", "renamed"),
+        (METHOD, "self", "this"),
+        ("def f(): [max for max in []]; return max\n", "max", "min"),  # local and from outside
+        ("def f():\n    import os\n    return os\n", "os", "re"),
+        ("def f():\n    global x\n    x = 1\n", "x", "y"),
+        ("def f():\n    x = 1\n    return locals()\n", "x", "y"),
+        ("def f():\n    x = 1\n    return f'{x=}'\n", "x", "y"),
+        ("def f():\n    class A:\n        x = 1\n    return A\n", "x", "y"),
+        ("def f():\n    x = 1\n    y = 2\n    return x\n", "return x", "return y"),
+        ("def f(x=1): return [x for x in [2]]\n", "x=1", "y=1"),
+        ("x = 1\ndef f(): return x\n", "x", "y"),
+        ("def f(a):\n    x, y = a\n    return x - y\n", "x, y", "y, x"),
+    ],
+)
+def test_every_other_name_counts(source, old, new, tmp_path):
+    assert not is_the_same(source, old, new, tmp_path)
