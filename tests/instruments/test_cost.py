@@ -12,6 +12,7 @@ from torch import nn
 import miniddp
 from instruments import bench_ring, cost, learning_rate, memory, scaling
 from instruments.cost import Link
+from instruments.held import optimizer_state, storage_bytes
 from miniddp import ring
 from miniddp.launch import run_ranks
 
@@ -274,20 +275,6 @@ def test_above_the_smallest_batch_backward_hides_the_ring(
 # Memory
 
 
-def nbytes(tensors) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of state that grow with the parameters; not the step counters."""
-    return nbytes(
-        value
-        for state in optimizer.state.values()
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor) and name != "step"
-    )
-
-
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -310,11 +297,13 @@ def test_memory_is_that_of_real_tensors(name: str, precision: str) -> None:
         master.grad = parameter.grad.float()
     optimizer = OPTIMIZERS[name](masters or parameters)
     optimizer.step()
-    gradients = nbytes(p.grad for p in parameters)
+    gradients = storage_bytes(p.grad for p in parameters)
     if precision == "mixed_fp32_gradients":
-        gradients += nbytes(master.grad for master in masters)
+        gradients += storage_bytes(master.grad for master in masters)
     measured = memory.Memory(
-        nbytes(parameters), gradients, nbytes(masters) + state_bytes(optimizer)
+        storage_bytes(parameters),
+        gradients,
+        storage_bytes([*masters, *optimizer_state(optimizer)]),
     )
     per_parameter = memory.bytes_per_parameter(name, precision)
     assert memory.memory_per_rank(count, 1, 0, per_parameter) == measured

@@ -18,8 +18,16 @@ from miniddp.process import device
 backend = "gloo"
 max_ranks: int | None = None
 
-PRELOADED = ["miniddp.launch.worker", "cloudpickle", "pytest", "torch._dynamo", "torch.utils.data",
-             "datasets", "safetensors.torch", "transformers.models.llama.modeling_llama"]  # fmt: skip
+PRELOADED = [
+    "miniddp.launch.worker",
+    "cloudpickle",
+    "pytest",
+    "torch._dynamo",
+    "torch.utils.data",
+    "datasets",
+    "safetensors.torch",
+    "transformers.models.llama.modeling_llama",
+]
 
 
 @functools.cache

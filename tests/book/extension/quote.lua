@@ -1,6 +1,7 @@
--- pandoc lua quote.lua EXTENSION FILE: what the extension quotes for each name of a Python file, as JSON.
+-- pandoc lua quote.lua EXTENSION < CASES: for each { text, name } the lines that the extension quotes, or why
+-- it does not, as JSON; for { text } those of each of its names.
 
-local extension, path = arg[1], arg[2]
+local extension = arg[1]
 
 local function import(name)
   return assert(loadfile(extension .. "/" .. name .. ".lua"))(_ENV.import)
@@ -8,10 +9,14 @@ end
 _ENV.import = import
 
 local python = import "python"
-local text = io.open(path, "rb"):read("a"):gsub("\r\n", "\n")
-local quotes = {}
-for _, name in ipairs(python.names(text)) do
-  local lines, problem = python.quote(text, name)
-  quotes[name] = lines and table.concat(lines, "\n") or { problem = problem }
+local found = pandoc.List()
+for _, case in ipairs(pandoc.json.decode(io.read("a"), false)) do
+  local text, name = case[1], case[2]
+  local quotes = {}
+  for _, one in ipairs(name and { name } or python.names(text)) do
+    local lines, problem = python.quote(text, one)
+    quotes[one] = lines and table.concat(lines, "\n") or { problem = tostring(problem) }
+  end
+  found:insert(quotes)
 end
-print(pandoc.json.encode(quotes))
+print(pandoc.json.encode(found))

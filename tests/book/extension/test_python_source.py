@@ -25,10 +25,12 @@ STANDARD = [Path(module.__file__) for module in (argparse, ast, dataclasses, fun
 
 
 def quotes(path: Path) -> dict[str, str | dict[str, str]]:
-    command = [pypandoc.get_pandoc_path(), "lua", HERE / "quote.lua", EXTENSION, path]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    command = [pypandoc.get_pandoc_path(), "lua", HERE / "quote.lua", EXTENSION]
+    cases = json.dumps([[path.read_text(encoding="utf-8")]])
+    done = subprocess.run(command, input=cases, capture_output=True, encoding="utf-8", timeout=60)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) or {}
+    (found,) = json.loads(done.stdout)
+    return found or {}
 
 
 def without_indent(lines: list[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """tools/record.py, execute.py and scrub.py: what is executed, refused and saved."""
 
-import contextlib
-import io
 import json
 import shutil
 import socket
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from tests.book.tools.recorder import COMMIT, call, make_project
 
 import book
 import check
@@ -20,7 +19,6 @@ import record
 import scrub
 
 ROOT = Path(record.__file__).parent.parent
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 GOOD = """# %% [markdown]
 # # A run
@@ -76,25 +74,6 @@ REPEATED = (
     "# %%\nfrom book import provenance, record\nprovenance('cpu', 1, None)\nrecord(x=1)\n"
     "# %%\nrecord(x=2)\n"
 )
-
-
-def make_project(folder: Path, **runs: str) -> Path:
-    (folder / "src/miniddp").mkdir(parents=True)
-    (folder / "runs").mkdir()
-    source = "def double(x):\n    return 2 * x\n"
-    (folder / "src/miniddp/__init__.py").write_text(source)
-    shutil.copy(book.__file__, folder / "runs/book.py")
-    for name, text in runs.items():
-        (folder / "runs" / f"{name}.py").write_text(text)
-    return folder
-
-
-def call(project: Path, *arguments: str) -> tuple[int, str, str]:
-    """The exit status of record.py with what it printed to stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = record.main([*arguments, "--commit", COMMIT], project)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

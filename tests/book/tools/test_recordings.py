@@ -1,20 +1,17 @@
 """tools/record.py beyond one run: budgets, other machines, texts, declared behaviour."""
 
-import contextlib
-import io
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.book.tools.recorder import COMMIT, call, make_project
 
 import check
 import record
 
 ROOT = Path(record.__file__).parent.parent
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 QUICK = """# %% [markdown]
 # # Quick
 
@@ -31,23 +28,6 @@ from pathlib import Path
 Path("kernel").write_text(str(os.getpid()))
 time.sleep(600)
 """
-
-
-def make_project(folder: Path, **runs: str) -> Path:
-    (folder / "src/miniddp").mkdir(parents=True)
-    (folder / "src/miniddp/__init__.py").write_text("def double(x):\n    return 2 * x\n")
-    (folder / "runs").mkdir()
-    shutil.copy(ROOT / "runs/book.py", folder / "runs/book.py")
-    for name, text in runs.items():
-        (folder / "runs" / f"{name}.py").write_text(text)
-    return folder
-
-
-def call(project: Path, *arguments: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = record.main([*arguments, "--commit", COMMIT], project)
-    return code, out.getvalue(), err.getvalue()
 
 
 def test_a_gpu_takes_the_runs_that_use_one_in_the_order_of_their_worth(monkeypatch):

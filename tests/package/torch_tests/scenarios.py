@@ -5,10 +5,12 @@ for tests that mix in what only torch has. Each gets `wrap`, which is miniddp's 
 """
 
 import copy
+import functools
 import gc
 import io
+import itertools
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -115,51 +117,43 @@ class Alternating(nn.Module):
         return checkpoint(layer, x, use_reentrant=False)
 
 
-def refused_if(condition: bool) -> AbstractContextManager[Any]:
-    return pytest.raises(RuntimeError) if condition else nullcontext()
-
-
-def checkpointed_once(wrap: Any, rank: int, world_size: int) -> None:
-    for view in VIEWS:
-        for reentrant in (True, False):
+def follows_with_checkpoints(
+    wrap: Any,
+    rank: int,
+    world_size: int,
+    *names: str,
+    refuses_reentrant: bool = False,
+    **options: Any,
+) -> None:
+    """With both kinds of checkpoint around these layers, in views of the buckets and not."""
+    for view, reentrant in itertools.product(VIEWS, (True, False)):
+        is_refused = refuses_reentrant and reentrant
+        with pytest.raises(RuntimeError) if is_refused else nullcontext():
             follows_one_process(
                 wrap,
                 rank,
                 world_size,
-                lambda r=reentrant: Layers("second", use_reentrant=r),
+                functools.partial(Layers, *names, use_reentrant=reentrant),
                 gradient_as_bucket_view=view,
+                **options,
             )
+
+
+def checkpointed_once(wrap: Any, rank: int, world_size: int) -> None:
+    follows_with_checkpoints(wrap, rank, world_size, "second")
 
 
 def checkpointed_with_unused_parameters(wrap: Any, rank: int, world_size: int) -> None:
     """The reentrant kind runs a backward inside a backward: its parameters look unused."""
-    for view in VIEWS:
-        for reentrant in (True, False):
-            with refused_if(reentrant):
-                follows_one_process(
-                    wrap,
-                    rank,
-                    world_size,
-                    lambda r=reentrant: Layers("second", use_reentrant=r),
-                    gradient_as_bucket_view=view,
-                    find_unused_parameters=True,
-                )
+    options = {"refuses_reentrant": True, "find_unused_parameters": True}
+    follows_with_checkpoints(wrap, rank, world_size, "second", **options)
 
 
 def checkpointed_twice(wrap: Any, rank: int, world_size: int) -> None:
     """With the reentrant kind a parameter's gradient is complete twice: refused."""
-    for view in VIEWS:
-        for find_unused in (False, True):
-            for reentrant in (True, False):
-                with refused_if(reentrant):
-                    follows_one_process(
-                        wrap,
-                        rank,
-                        world_size,
-                        lambda r=reentrant: Layers("second", "second", use_reentrant=r),
-                        gradient_as_bucket_view=view,
-                        find_unused_parameters=find_unused,
-                    )
+    for find_unused in (False, True):
+        options = {"refuses_reentrant": True, "find_unused_parameters": find_unused}
+        follows_with_checkpoints(wrap, rank, world_size, "second", "second", **options)
 
 
 def checkpointed_twice_in_a_static_graph(wrap: Any, rank: int, world_size: int) -> None:
@@ -174,16 +168,15 @@ def checkpointed_twice_in_a_static_graph(wrap: Any, rank: int, world_size: int) 
 
 
 def checkpointed_layers_that_change(wrap: Any, rank: int, world_size: int) -> None:
-    for view in VIEWS:
-        for tied in (False, True):
-            follows_one_process(
-                wrap,
-                rank,
-                world_size,
-                lambda t=tied: Alternating(t),
-                gradient_as_bucket_view=view,
-                find_unused_parameters=True,
-            )
+    for view, tied in itertools.product(VIEWS, (False, True)):
+        follows_one_process(
+            wrap,
+            rank,
+            world_size,
+            functools.partial(Alternating, tied),
+            gradient_as_bucket_view=view,
+            find_unused_parameters=True,
+        )
 
 
 def tied_layers() -> nn.Module:
@@ -194,16 +187,15 @@ def tied_layers() -> nn.Module:
 
 def wrapper_checkpointed_with_shared_weights(wrap: Any, rank: int, world_size: int) -> None:
     """The checkpoint is around the wrapper: its forward runs again, inside backward."""
-    for view in VIEWS:
-        for reentrant in (True, False):
-            follows_one_process(
-                wrap,
-                rank,
-                world_size,
-                tied_layers,
-                call=lambda model, x, r=reentrant: checkpoint(model, x, use_reentrant=r),
-                gradient_as_bucket_view=view,
-            )
+    for view, reentrant in itertools.product(VIEWS, (True, False)):
+        follows_one_process(
+            wrap,
+            rank,
+            world_size,
+            tied_layers,
+            call=functools.partial(checkpoint, use_reentrant=reentrant),
+            gradient_as_bucket_view=view,
+        )
 
 
 def cpu_module(wrap: Any, rank: int, world_size: int, view: bool = False) -> None:
