@@ -2,8 +2,8 @@
 # # Two hosts
 #
 # Two hosts on one machine: two network namespaces, and a cable of known bandwidth and delay
-# between them (`runs/hosts.py`). First the time of a step beside what `instruments` computes from
-# the cable and from a step without communication. Then the cable is pulled and hosts are lost.
+# between them (`instruments.hosts`). First the time of a step beside what `instruments` computes
+# from the cable and from a step without communication. Then the cable is pulled and hosts are lost.
 
 # %% name="setup"
 import json
@@ -14,16 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import faults
-import hosts
+import trials
 from book import provenance, table
-from hosts import Cable, Hosts, two_hosts
+from instruments import hosts
 from instruments.cost import Link, ring_all_reduce_seconds
+from instruments.hosts import Cable, Hosts, two_hosts
 from instruments.simulator import even_layers, simulate
 
 provenance(device="cpu", world_size=2, backend="gloo")
-os.environ.update(faults.ENVIRONMENT)
-here = Path("runs") if Path("runs/book.py").exists() else Path()
+os.environ.update(trials.ENVIRONMENT)
 
 # %% [markdown]
 # ## The time of a step
@@ -35,11 +34,10 @@ here = Path("runs") if Path("runs/book.py").exists() else Path()
 # %% name="measure"
 def measure(cable: Cable) -> dict:
     """What `step_on_hosts.py` measures on two hosts."""
-    static = ["--master_addr", hosts.address(0), "--master_port=29500"]
-    script = str(here / "step_on_hosts.py")
+    static = ["--master_addr", hosts.address(0), "--master_port=29500", "runs/step_on_hosts.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with two_hosts(cable) as both:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        ranks = [both.start(h, f"--node_rank={h}", *static, script, **pipes) for h in (0, 1)]
+        ranks = [both.start(host, f"--node_rank={host}", *static, **pipes) for host in (0, 1)]
         said = [rank.communicate(timeout=300) for rank in ranks]
     assert not any(rank.returncode for rank in ranks), said
     return json.loads(said[0][0].splitlines()[-1])
@@ -87,7 +85,8 @@ table(rows, columns=columns)
 # first rendezvous only, and a host that comes back waits for it in vain (torch 2.13).
 
 # %% name="training"
-STEPS, EVERY = 40, 4
+STEPS = 40
+EVERY = 4
 CABLE = Cable(200e6 / 8, 0.5e-3)
 REBOOT = 30  # seconds; for 15 the rendezvous still counts on a host that says nothing
 OPTIONS = ["--model=tiny", "--epochs=20", f"--steps={STEPS}", "--batch-size=4", "--max-length=8"]
@@ -98,14 +97,20 @@ class Training:
     """A folder that both hosts see, and the launchers that have been started."""
 
     def __init__(self, both: Hosts, home: Path) -> None:
-        self.both, self.home, self.saved = both, home, home / "saved"
+        self.both = both
+        self.home = home
+        self.saved = home / "saved"
         self.launchers: dict[int, subprocess.Popen[str]] = {}
 
     def start(self, host: int) -> None:
-        store, own = hosts.address(0), hosts.address(host)
-        command = ["--max_restarts=3", "--rdzv_backend=c10d", "--rdzv_id=a"]
-        command += [f"--rdzv_endpoint={store}:29500", f"--local_addr={own}"]
-        command += [f"--rdzv_conf=is_host={host == 0},join_timeout=60"]
+        command = [
+            "--max_restarts=3",
+            "--rdzv_backend=c10d",
+            "--rdzv_id=a",
+            f"--rdzv_endpoint={hosts.address(0)}:29500",
+            f"--local_addr={hosts.address(host)}",
+            f"--rdzv_conf=is_host={host == 0},join_timeout=60",
+        ]
         command += ["-m", "finetune", f"--checkpoint={self.saved}", *OPTIONS]
         with (self.home / f"host-{host}").open("a") as log:
             self.launchers[host] = self.both.start(host, *command, stdout=log, stderr=log)
@@ -114,8 +119,9 @@ class Training:
         """Both hosts train, up to this checkpoint."""
         self.start(0)
         self.start(1)
-        while not any((self.saved / faults.file(s)).exists() for s in range(step, STEPS + 1)):
-            assert all(one.poll() is None for one in self.launchers.values()), self.text()
+        while not any((self.saved / trials.file(s)).exists() for s in range(step, STEPS + 1)):
+            running = [launcher.poll() is None for launcher in self.launchers.values()]
+            assert all(running), self.text()
             time.sleep(0.05)
 
     def lose(self, host: int) -> None:
@@ -124,16 +130,16 @@ class Training:
         self.launchers[host].kill()
         self.launchers[host].wait()
 
-    def ends(self, *of: int) -> float:
-        """Seconds until these launchers have ended, without success."""
+    def ends(self, *on_hosts: int) -> float:
+        """Seconds until the launchers there have ended, without success."""
         start = time.monotonic()
-        codes = [self.launchers[host].wait(timeout=300) for host in of]
+        codes = [self.launchers[host].wait(timeout=300) for host in on_hosts]
         assert 0 not in codes, self.text()
         return time.monotonic() - start
 
-    def go_on(self, *begin: int) -> None:
-        """Start the same command on these hosts; all then ends well."""
-        for host in begin:
+    def go_on(self, *on_hosts: int) -> None:
+        """Start the same command there; all then ends well."""
+        for host in on_hosts:
             self.start(host)
         codes = [launcher.wait(timeout=300) for launcher in self.launchers.values()]
         assert codes == [0, 0], self.text()
@@ -192,7 +198,7 @@ def run(fault: Callable[[Training], str]) -> tuple[str, str]:
         training = Training(both, Path(folder))
         try:
             happened = fault(training)
-            return happened, faults.digest(training.saved / faults.file(STEPS))
+            return happened, trials.digest(training.saved / trials.file(STEPS))
         finally:
             for launcher in training.launchers.values():
                 launcher.kill()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import hosts
-from hosts import MTU, Cable, Hosts, two_hosts
+from instruments import hosts
+from instruments.hosts import MTU, Cable, Hosts, two_hosts
 from shakespeare import build_language_model
 
 FAST = Cable(bandwidth=1e9, delay=0.0)

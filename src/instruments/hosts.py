@@ -21,9 +21,13 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-TUNSETIFF, TAP_WITHOUT_HEADER = 0x400454CA, 0x0002 | 0x1000  # linux/if_tun.h
+from instruments.programs import TORCHRUN
+
+TUNSETIFF = 0x400454CA  # these two are of linux/if_tun.h
+TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 MTU = 9000  # bytes of a frame's content; fewer frames are less work for the cable
-ETHERNET, IP_AND_TCP = 14, 20 + 32  # bytes of headers around it, and of those within
+ETHERNET = 14  # bytes of the header around it
+IP_AND_TCP = 20 + 32  # bytes of the headers within
 AHEAD = 2e-3  # seconds for which frames may queue at the wire before TCP has to wait
 
 
@@ -49,10 +53,14 @@ class Hosts:
 
     def start(self, host: int, *torchrun: str, **options: Any) -> subprocess.Popen[str]:
         """Start a launcher on a host, with a rank of its own."""
-        command = ["ip", "netns", "exec", self.names[host], sys.executable]
-        command += ["-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", *torchrun]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env=environment, text=True, **options)
+        on_host = ("ip", "netns", "exec", self.names[host])
+        launch = (sys.executable, *TORCHRUN, "--nnodes=2", "--nproc_per_node=1")
+        return subprocess.Popen(
+            [*on_host, *launch, *torchrun],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"},
+            text=True,
+            **options,
+        )
 
     def pull(self) -> None:
         """Nothing arrives any more, and nobody is told."""
@@ -65,7 +73,9 @@ class Hosts:
         """How often TCP sends again what nobody acknowledges: 15 times, 15 minutes, by default."""
         for name in self.names:
             setting = f"net.ipv4.tcp_retries2={retries}"
-            subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", setting], check=True)
+            subprocess.run(
+                ["ip", "netns", "exec", name, "sysctl", "-qw", setting], check=True
+            )
 
     def _send(self, number: int) -> None:
         for carrier in self.carriers:
@@ -93,7 +103,7 @@ def two_hosts(cable: Cable) -> Iterator[Hosts]:
         raise RuntimeError("network namespaces are Linux's")
     names = (f"mini{os.getpid()}a", f"mini{os.getpid()}b")  # devices have short names
     carriers: list[BaseProcess] = []
-    ends: list[int] = []
+    ends: list[int] = []  # file descriptors
     try:
         for host, name in enumerate(names):
             ip("netns", "add", name)
@@ -105,14 +115,16 @@ def two_hosts(cable: Cable) -> Iterator[Hosts]:
                 ip("-n", name, "link", "set", device, "up")
         fork = multiprocessing.get_context("fork")
         for source, target in (ends, ends[::-1]):
-            carrier = fork.Process(target=carry, args=(source, target, cable), daemon=True)
+            carrier = fork.Process(
+                target=carry, args=(source, target, cable), daemon=True
+            )
             carrier.start()
             carriers.append(carrier)
         yield Hosts(names, carriers)
     finally:
-        for carrier in carriers:
-            carrier.kill()
-            carrier.join()
+        for process in carriers:
+            process.kill()
+            process.join()
         for end in ends:
             os.close(end)
         for name in names:
@@ -123,7 +135,9 @@ def two_hosts(cable: Cable) -> Iterator[Hosts]:
 def _tap(name: str) -> int:
     try:
         end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", name.encode(), TAP_WITHOUT_HEADER))
+        fcntl.ioctl(
+            end, TUNSETIFF, struct.pack("16sH", name.encode(), TAP_WITHOUT_HEADER)
+        )
     except OSError as error:
         raise RuntimeError(f"/dev/net/tun: {error.strerror}") from error
     return end
@@ -136,12 +150,13 @@ def carry(source: int, target: int, cable: Cable) -> None:
     while True:
         now = time.monotonic()
         while under_way and under_way[0][0] <= now:
-            os.write(target, under_way.popleft()[1])
+            _, frame = under_way.popleft()
+            os.write(target, frame)
+        until_next = under_way[0][0] - now if under_way else 1.0
         if free - now > AHEAD:
-            time.sleep(min(free - now - AHEAD, under_way[0][0] - now if under_way else 1))
+            time.sleep(min(free - now - AHEAD, until_next))
             continue
-        wait = max(0.0, under_way[0][0] - now) if under_way else 1.0
-        if select.select([source], [], [], wait)[0]:
+        if select.select([source], [], [], max(0.0, until_next))[0]:
             frame = os.read(source, MTU + 100)
             free = max(free, time.monotonic()) + len(frame) / cable.bandwidth
             under_way.append((free + cable.delay, frame))
