@@ -7,9 +7,14 @@ all-reduce algorithms for clusters of workstations", 2009).
 The functions take the arguments of their namesakes in `torch.distributed` and
 return the bytes that this rank sent. `op` is SUM or AVG, which divides first:
 for integers a `RuntimeError`. `ValueError` says that a rank's tensors differ in
-shape, dtype or device, or that it is not in `group`. Gloo waits for the result,
-and a `RuntimeError` names neighbours that are lost. With NCCL the GPU waits:
-the functions return at once, and the watchdog ends ranks that wait in vain.
+shape, dtype or device, or that it is not in `group`.
+
+With Gloo a function returns when its result is there; if a neighbour is lost,
+a `RuntimeError` names both. With NCCL it returns when all is queued. NCCL works
+on a stream of its own, and each `wait` makes the current stream wait for that
+one (ProcessGroupNCCL.cpp, synchronizeStream): what you queue later sees the
+result. Of a lost neighbour Python learns nothing: torch's watchdog ends the
+process.
 """
 
 from collections.abc import Sequence
@@ -33,7 +38,8 @@ class Ring:
     """The circle as one rank sees it: all numbers count within `group`."""
 
     def __init__(self, group: Group = None) -> None:
-        self.group, self.rank = group, dist.get_rank(group)
+        self.group = group
+        self.rank = dist.get_rank(group)
         if self.rank < 0:
             raise ValueError(f"rank {dist.get_rank()} is not in the group")
         self.size = dist.get_world_size(group)
@@ -43,20 +49,26 @@ class Ring:
 
 
 def exchange(outgoing: Tensor, incoming: Tensor, ring: Ring) -> None:
-    """Send to the right and, at the same time, receive from the left."""
-    group, left, right = ring.group, ring.left, ring.right
-    messages = [
-        dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),
-        dist.P2POp(dist.isend, outgoing, group=group, group_peer=right),
-    ]
-    filled = [message for message in messages if message.tensor.numel() > 0]
+    """Send to the right and, at the same time, receive from the left.
+
+    In one batch, which NCCL runs as one operation. Alone each would wait for
+    the one before it: all ranks would receive, and none would send.
+    """
+    from_left = dist.P2POp(
+        dist.irecv, incoming, group=ring.group, group_peer=ring.left
+    )
+    to_right = dist.P2POp(
+        dist.isend, outgoing, group=ring.group, group_peer=ring.right
+    )
+    filled = [op for op in (from_left, to_right) if op.tensor.numel() > 0]
     try:
-        for work in dist.batch_isend_irecv(filled) if filled else []:
+        works = dist.batch_isend_irecv(filled) if filled else []
+        for work in works:
             work.wait()
     except RuntimeError as error:
         raise RuntimeError(
             f"the ring is broken: rank {ring.rank} of {ring.size} could not "
-            f"receive from rank {left} or send to {right}: {error}"
+            f"receive from rank {ring.left} or send to {ring.right}: {error}"
         ) from error
     ring.sent += outgoing.nbytes
 
@@ -70,14 +82,14 @@ def reduce_scatter_steps(rank: int, size: int) -> list[tuple[int, int]]:
 def reduce_scatter_phase(chunks: Sequence[Tensor], ring: Ring) -> None:
     """Complete chunk number `rank` on each rank; the others stay unfinished."""
     count = 1 + chunks[0].nbytes // SEGMENT_BYTES  # chunk 0 is the longest
-    arrived = torch.empty_like(chunks[0].tensor_split(count)[0])
+    buffer = torch.empty_like(chunks[0].tensor_split(count)[0])
     for send, receive in reduce_scatter_steps(ring.rank, ring.size):
         outgoing = chunks[send].tensor_split(count)
-        own = chunks[receive].tensor_split(count)
-        for out, part in zip(outgoing, own, strict=True):
-            other = arrived[: len(part)]
-            exchange(out, other, ring)
-            part += other
+        sums = chunks[receive].tensor_split(count)
+        for segment, partial_sum in zip(outgoing, sums, strict=True):
+            arrived = buffer[: len(partial_sum)]
+            exchange(segment, arrived, ring)
+            partial_sum += arrived
 
 
 def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
@@ -114,7 +126,7 @@ def reduce_scatter(
     _, *inputs = prepare([output, *input_list], ring)
     copies = torch.stack(inputs)
     divide(copies, op, ring)
-    reduce_scatter_phase([each.view(-1) for each in copies], ring)
+    reduce_scatter_phase([chunk.view(-1) for chunk in copies], ring)
     output.detach().copy_(copies[ring.rank])
     return ring.sent
 
@@ -124,8 +136,8 @@ def all_gather(
 ) -> int:
     """Fill `tensor_list[r]` with the `tensor` of rank r."""
     ring = Ring(group)
-    own, *chunks = prepare([tensor, *tensor_list], ring)
-    chunks[ring.rank].copy_(own)
+    local, *chunks = prepare([tensor, *tensor_list], ring)
+    chunks[ring.rank].copy_(local)
     all_gather_phase([chunk.view(-1) for chunk in chunks], ring)
     for output, chunk in zip(tensor_list, chunks, strict=True):
         output.detach().copy_(chunk)
@@ -155,14 +167,14 @@ def prepare(tensors: list[Tensor], ring: Ring) -> list[Tensor]:
     """Contiguous, and in host memory for gloo, which only sends from there."""
     if not isinstance(tensors[0], Tensor):
         raise TypeError(f"expected a tensor, not {type(tensors[0]).__name__}")
-    kinds = {(each.shape, each.dtype, each.device) for each in tensors}
+    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1:
         raise ValueError(f"the tensors must be alike, not {kinds}")
     if len(tensors) not in (1, 1 + ring.size):
         raise ValueError(f"expected one tensor per rank, {ring.size} in all")
     if f"{tensors[0].device.type}:gloo" in dist.get_backend_config(ring.group):
-        return [each.detach().cpu().contiguous() for each in tensors]
-    return [each.detach().contiguous() for each in tensors]
+        return [tensor.detach().cpu().contiguous() for tensor in tensors]
+    return [tensor.detach().contiguous() for tensor in tensors]
 
 
 def divide(tensor: Tensor, op: Op, ring: Ring) -> None:

@@ -248,7 +248,8 @@ def test_schedule_that_changes_betas() -> None:
     "differ",
     says="What a collective returns.",
     torch="A handle to wait for, with `async_op=True`.",
-    miniddp="The bytes that this rank sent; it has finished when it returns.",
+    miniddp="The bytes that this rank sent. Over gloo the result is there when it returns; over "
+    "NCCL it is queued, as with torch's own call without `async_op`.",
 )
 def test_what_a_collective_returns() -> None:
     for name in ("all_reduce", "reduce_scatter", "all_gather"):
