@@ -45,5 +45,6 @@ def mean_weights(
     dist.all_reduce(total, group=process_group)
     if total == 0:
         raise ValueError("there is no mean of nothing: no rank has a sample")
-    samples, world_size = int(total), dist.get_world_size(process_group)
+    samples = int(total)
+    world_size = dist.get_world_size(process_group)
     return [count * world_size / samples for count in counts]

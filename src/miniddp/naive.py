@@ -37,7 +37,8 @@ class SimpleDDP(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it `sync_gradients()` does nothing: gradients accumulate."""
-        before, self.do_sync = self.do_sync, False
+        before = self.do_sync
+        self.do_sync = False
         try:
             yield
         finally:
@@ -62,13 +63,13 @@ class SimpleDDP(nn.Module):
                 parameter.grad.copy_(gradient)
 
     def _check_gradients(self, world_size: int) -> None:
-        votes = {}
+        votes = {}  # 1 for a gradient; the sum is negative if one is sparse
         for name, parameter in self.module.named_parameters():
             gradient = parameter.grad if parameter.requires_grad else None
             sparse = gradient is not None and gradient.is_sparse
             votes[name] = -world_size if sparse else int(gradient is not None)
-        where = next(self.module.parameters(), torch.empty(0)).device
-        counts = torch.tensor(list(votes.values()), device=where)
+        device = next(self.module.parameters(), torch.empty(0)).device
+        counts = torch.tensor(list(votes.values()), device=device)
         dist.all_reduce(counts, group=self.process_group)
         for name, count in zip(votes, counts.tolist(), strict=True):
             if count < 0:

@@ -377,7 +377,7 @@ def agree_after_a_crash(rank: int) -> str:
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
     if rank == 0:
         store.set_timeout(timedelta(milliseconds=100))
-        with pytest.raises(dist.DistStoreError, match="keys: .*/1$"):
+        with pytest.raises(dist.DistStoreError, match=r"keys: .*/1$"):
             agree(store, 0, 2, None, torch.device("cpu"))
         store.set_timeout(timedelta(seconds=30))
         store.set("rank 1 may come", "")
@@ -508,6 +508,8 @@ if "numpy" not in sys.argv:
     ddp = miniddp.DistributedDataParallel(torch.nn.Linear(2, 1))
     ddp(torch.ones(1, 2)).sum().backward()
     print(ddp.module.weight.grad.tolist())
+    miniddp.verify_replicas(ddp)
+    miniddp.check_equal_steps(3)
 destroy_process_group()
 try:
     miniddp.run_ranks(print, 1)
