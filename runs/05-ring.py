@@ -8,7 +8,6 @@
 # %% name="setup"
 import re
 import runpy
-from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 import miniddp
 from book import figure, provenance, record, show_ranks, table
+from instruments.all_reduce_checks import DATA, largest_difference, passes
 from instruments.cost import (
     Link,
     ring_all_reduce_seconds,
@@ -110,34 +110,13 @@ def wrong_all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
     return [((rank + step) % size, (rank + step + 1) % size) for step in steps]
 
 
-LENGTH = 12
-DATA: dict[str, Callable[[int], torch.Tensor]] = {
-    "ones": lambda rank: torch.ones(LENGTH),
-    "the rank's number": lambda rank: torch.full((LENGTH,), float(rank)),
-    "random": lambda rank: torch.rand(LENGTH, generator=torch.Generator().manual_seed(rank)),
-}
-
-
-def is_right(rank: int, wrong: bool) -> list[bool]:
-    if wrong:
-        ring.all_gather_steps = wrong_all_gather_steps
-    verdicts = []
-    for make in DATA.values():
-        ours, theirs = make(rank), make(rank)
-        ring.all_reduce(ours)
-        dist.all_reduce(theirs)
-        verdicts.append(torch.allclose(ours, theirs))
-    return verdicts
-
-
 rows = []
 for world_size in (2, 3, 4):
-    assert all(map(all, miniddp.run_ranks(is_right, world_size, False)))
-    passed = [
-        all(ranks) for ranks in zip(*miniddp.run_ranks(is_right, world_size, True), strict=True)
-    ]
-    assert passed == [True, True, world_size == 2]
-    rows.append([world_size, *("passes" if verdict else "fails" for verdict in passed)])
+    assert all(map(all, miniddp.run_ranks(passes, world_size)))
+    wrong = miniddp.run_ranks(passes, world_size, wrong_all_gather_steps)
+    seen = [all(verdicts) for verdicts in zip(*wrong, strict=True)]
+    assert seen == [True, True, world_size == 2]
+    rows.append([world_size, *("passes" if verdict else "fails" for verdict in seen)])
 table(rows, ["ranks", *DATA])
 
 # %% [markdown]
@@ -173,30 +152,10 @@ show_ranks(rounded)
 #
 # Random data, and lengths from zero to a prime number larger than the number of ranks.
 
-
 # %% name="correct"
 LENGTHS = [0, 1, 2, 3, 4, 5, 1000, 65537]
-
-
-def compare(rank: int) -> list[float]:
-    differences = []
-    for length in LENGTHS:
-        generator = torch.Generator().manual_seed(100 * rank + length)
-        ours = torch.randn(length, generator=generator).to(device())
-        theirs = ours.clone()
-        ring.all_reduce(ours)
-        dist.all_reduce(theirs)
-        of_rank_0 = ours.clone()
-        dist.broadcast(of_rank_0, src=0)
-        assert torch.equal(ours, of_rank_0), "bit for bit the same on all ranks"
-        differences.append((ours - theirs).abs().max().item() if length else 0.0)
-    return differences
-
-
 largest = max(
-    max(differences)
-    for world_size in (2, 3, 4)
-    for differences in miniddp.run_ranks(compare, world_size)
+    max(miniddp.run_ranks(largest_difference, world_size, LENGTHS)) for world_size in (2, 3, 4)
 )
 assert largest < 1e-5, "only rounding may differ"
 record(largest_difference=largest)
