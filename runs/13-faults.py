@@ -7,7 +7,8 @@
 # mended; and if its last checkpoint (weights, optimizer, random numbers, place in the data) is then
 # bit for bit that of a training without a fault.
 #
-# `runs/faults.py` has the faults. `make faults` runs the same with another seed.
+# `runs/faults.py` has the faults, `runs/trials.py` starts the trainings and checks them.
+# `make faults` runs the same with another seed.
 
 # %% name="setup"
 import json
@@ -23,7 +24,6 @@ from book import provenance, record, table
 from miniddp.process import device
 
 provenance(device=device(), world_size=2, backend="gloo")
-here = Path("runs") if Path("runs/book.py").exists() else Path()
 REPEAT = 20  # of each fault for which the moment matters
 
 # %% [markdown]
@@ -32,7 +32,7 @@ REPEAT = 20  # of each fault for which the moment matters
 # %% name="matrix"
 with tempfile.TemporaryDirectory() as folder:
     found = Path(folder) / "found.json"
-    command = [sys.executable, str(here / "faults.py"), f"--repeat={REPEAT}", "--seed=13"]
+    command = [sys.executable, "runs/faults.py", f"--repeat={REPEAT}", "--seed=13"]
     done = subprocess.run([*command, f"--json={found}"], capture_output=True, text=True)
     print(done.stdout.splitlines()[-1])
     lost = [line for line in done.stdout.splitlines() if line.startswith("LOST")]
@@ -52,16 +52,16 @@ def named_once(kinds: Sequence[str]) -> str:
     return " ".join([*words[0][:shared], ", ".join(" ".join(rest[shared:]) for rest in words)])
 
 
-grouped = [list(alike) for _, alike in groupby(rows, key=itemgetter("what_happens"))]
+groups = [list(group) for _, group in groupby(rows, key=itemgetter("what_happens"))]
 table(
     [
         [
-            named_once([row["kind"] for row in alike]),
-            f"{sum(row['survived'] for row in alike)} of {sum(row['injected'] for row in alike)}",
-            max(row["most_steps_again"] for row in alike),
-            alike[0]["what_happens"],
+            named_once([row["kind"] for row in group]),
+            f"{sum(row['survived'] for row in group)} of {sum(row['injected'] for row in group)}",
+            max(row["most_steps_again"] for row in group),
+            group[0]["what_happens"],
         ]
-        for alike in grouped
+        for group in groups
     ],
     columns=["fault", "survived", "most steps done twice", "what happens"],
     align=["l", "r", "r", "l"],

@@ -10,16 +10,14 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from book import provenance, record
 
 provenance(device="cpu", world_size=2, backend="gloo")
-here = Path("runs") if Path("runs/book.py").exists() else Path()
 STEPS = 20_000
 
 # %% name="soak"
-command = [sys.executable, str(here / "soak.py"), f"--steps={STEPS}"]
+command = [sys.executable, "runs/soak.py", f"--steps={STEPS}"]
 done = subprocess.run(command, capture_output=True, text=True)
 assert done.returncode == 0, done.stdout + done.stderr
 lines = done.stdout.splitlines()
