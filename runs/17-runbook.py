@@ -6,32 +6,29 @@
 
 # %% name="setup"
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
 from book import provenance
+from instruments.launchers import output_of
+from instruments.programs import TORCHRUN, start_python
 
 provenance(device="cpu", world_size=3, backend="gloo")
 print(f"torch {torch.__version__.partition('+')[0]}")
-here = Path("runs") if Path("runs/book.py").exists() else Path()
 dumps = Path(tempfile.mkdtemp(prefix="miniddp-")) / "dumps"
 
 
-def run(*command: str) -> str:
-    """What a command prints, without the folders of the paths."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout + done.stderr
+def run(*arguments: str) -> str:
+    """What Python prints, without the folders of the paths."""
+    printed = output_of(start_python(*arguments))
     return re.sub(r"/\S+/(site-packages/|dist-packages/|(?=skip_a_call))", "", printed)
 
 
 # %% name="hang"
-launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
-said = run(*launch, str(here / "skip_a_call.py"), str(dumps), "0", "2")
+launch = [*TORCHRUN, "--standalone", "--nproc_per_node=3"]
+said = run(*launch, "runs/skip_a_call.py", str(dumps), "0", "2")
 errors = sorted(line for line in said.splitlines() if line.startswith("rank "))
 assert [line[:6] for line in errors] == ["rank 0", "rank 1", "rank 2"], said
 assert any("Timed out" in line for line in errors)
@@ -39,23 +36,20 @@ gives_up = re.compile("Timed out|Connection closed by peer")  # the first closes
 assert all(gives_up.search(line) for line in errors), said
 print("\n".join(errors))
 
-# %% name="analysis"
-analyser = "from torch.distributed.flight_recorder.fr_trace import main; main()"
-said = run(sys.executable, "-c", analyser, str(dumps), "--prefix", "rank_")
-lines = [line for line in said.splitlines() if "tabulate" not in line]
-print("\n".join(lines))
-
 # %% [markdown]
 # The analysis takes the rank whose file it reads first for right, and calls those that differ from
 # it culprits. Which file comes first is up to the file system.
 
-# %% name="culprits"
-named = {int(rank) for rank in re.findall(r"Culprit rank (\d)", said)}
-assert named in ({1}, {0, 2}), named
+# %% name="analysis"
+analyser = "from torch.distributed.flight_recorder.fr_trace import main; main()"
+said = run("-c", analyser, str(dumps), "--prefix", "rank_")
+culprits = {int(rank) for rank in re.findall(r"Culprit rank (\d)", said)}
+assert culprits in ({1}, {0, 2}), culprits
 assert "COLLECTIVE_TYPE_MISMATCH" in said
+print("\n".join(line for line in said.splitlines() if "tabulate" not in line))
 
 # %% name="last-calls"
-said = run(sys.executable, str(here / "last_calls.py"), str(dumps))
+said = run("runs/last_calls.py", str(dumps))
 calls = said.splitlines()
 assert len(calls) == 6
 assert "call 2: gloo:all_reduce [[4]]" in calls[3], "rank 1 is a call ahead"
