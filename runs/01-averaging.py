@@ -8,16 +8,12 @@
 # %% name="setup"
 import math
 import re
-import runpy
-from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 
 import miniddp
 from book import FOREGROUND, MUTED, RANK_COLORS, figure, provenance, record, table
@@ -33,6 +29,7 @@ from instruments.equivalence import (
     train_alone,
     train_on_rank,
 )
+from instruments.first_batch import gradients, gradients_all_in_float64
 from instruments.gradients import largest_difference, relative_error
 from instruments.programs import run_python, run_torchrun, step_losses
 from miniddp.process import device
@@ -98,61 +95,22 @@ figure(fig)
 # Three ranks compute in float64, first as the model is, then with its norms and its loss in float64
 # too: they compute in float32 whatever the weights are.
 
-
 # %% name="three"
-def first_step() -> tuple[dict[str, Callable], nn.Module, Tensor]:
-    """The functions of stage 1, its model and its first batch."""
-    stage = runpy.run_path("stages/1_average.py")
-    torch.manual_seed(0)
-    model = stage["build_language_model"]()
-    sequences, _ = stage["load_text"]()
-    return stage, model, next(stage["batches"](sequences))
-
-
-def in_float64() -> None:
-    """From now on the norms and the loss of Llamas compute in the dtype of the weights."""
-
-    def norm(self: LlamaRMSNorm, hidden: Tensor) -> Tensor:
-        variance = hidden.square().mean(-1, keepdim=True)
-        return self.weight * hidden * (variance + self.variance_epsilon).rsqrt()
-
-    def loss(logits: Tensor, labels: Tensor, **_: object) -> Tensor:
-        return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-
-    LlamaRMSNorm.forward = norm
-    LlamaForCausalLM.loss_function = staticmethod(loss)
-
-
-def compare(rank: int) -> None:
-    stage, model, batch = first_step()
-    stage["compare_with_one_process"](model, batch)
-    in_float64()
-    stage["compare_with_one_process"](model, batch)
-
-
-said = miniddp.run_ranks(compare, 3).outputs[0]
-off_three, off_three_in_float64 = map(float, re.findall(r"off by (\S+) .*float64", said))
+STAGE = "stages/1_average.py"
+off_three = largest_difference(*miniddp.run_ranks(gradients, 3, STAGE, torch.float64)[0])
+exact = miniddp.run_ranks(gradients_all_in_float64, 3, STAGE)[0]
+off_three_in_float64 = largest_difference(*exact)
 assert off_three_in_float64 < 1e-14 < off_three < 1e-7
 record(off_three=off_three, off_three_in_float64=off_three_in_float64)
 
 # %% [markdown]
 # Five ranks again, each weighed by its share of the batch:
 
-
 # %% name="five"
-def weigh(rank: int) -> tuple[float, float]:
-    """How far the weighted mean is off, and the gradient's largest element."""
-    stage, model, batch = first_step()
-    part = batch[rank :: dist.get_world_size()]
-    mean = stage["gradient_of"](model, part) * len(part) / len(batch)
-    dist.all_reduce(mean)
-    whole = stage["gradient_of"](model, batch)
-    return largest_difference(mean, whole), whole.abs().max().item()
-
-
-off_five_weighted, largest_element = miniddp.run_ranks(weigh, 5)[0]
+mean, whole = miniddp.run_ranks(gradients, 5, STAGE, torch.float32, True)[0]
+off_five_weighted = largest_difference(mean, whole)
 assert off_five_weighted < 1e-6
-record(off_five_weighted=off_five_weighted, largest_element=largest_element)
+record(off_five_weighted=off_five_weighted, largest_element=whole.abs().max().item())
 
 # %% [markdown]
 # ## The same training, alone and on ranks
