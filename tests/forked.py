@@ -1,9 +1,9 @@
 """A Python that starts at once: each program is a fork of one process that has imported torch.
 
-The folder of the fixture `fast_bin` holds `python`, `python3` and `torchrun`. They stand for the
-real ones: arguments, environment, working directory, open files, signals and exit status are those
-of the program, and whatever it starts with `sys.executable` is forked as well. Two seconds of
-processor time are saved for each process, which is most of what short programs take. Linux only.
+The folder `fast_bin()` holds `python`, `python3` and `torchrun`. They stand for the real ones:
+arguments, environment, working directory, open files, signals and exit status are those of the
+program, and whatever it starts with `sys.executable` is forked as well. Two seconds of processor
+time are saved for each process, which is most of what short programs take.
 
 What cannot be handed to a fork (options of the interpreter, TORCH_LOGS) starts the real Python.
 """
@@ -11,6 +11,7 @@ What cannot be handed to a fork (options of the interpreter, TORCH_LOGS) starts 
 import atexit
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import coverage
+import torch
 
 IMPORTED = ("torch._dynamo", "torch.distributed.launcher.api", "torch.utils.data", "numpy",
             "datasets", "safetensors.torch", "transformers.models.llama.modeling_llama",
@@ -58,9 +60,18 @@ os._exit(code)
 """
 
 
+@functools.cache
+def fast_bin() -> Path:
+    """The folder with the commands: the real ones where there are GPUs, which no fork may share."""
+    if torch.cuda.is_available() or sys.platform != "linux":
+        return Path(sys.executable).parent
+    until_exit = contextlib.ExitStack()
+    atexit.register(until_exit.close)
+    return until_exit.enter_context(serving())
+
+
 @contextlib.contextmanager
-def fast_bin() -> Iterator[Path]:
-    """The folder with the commands."""
+def serving() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="fork-") as name:  # short: it holds a socket
         folder, address = Path(name) / "bin", f"{name}/socket"
         folder.mkdir()
@@ -205,7 +216,6 @@ def main() -> None:
     search = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*filter(None, search), *libraries]
     coverage.process_startup()
-    torch = sys.modules["torch"]
     torch.distributed.set_debug_level_from_env()
     if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))

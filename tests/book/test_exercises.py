@@ -4,31 +4,25 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from ..forked import fast_bin
 
 ROOT = Path(__file__).parents[2]
 EXERCISES = sorted(path.stem for path in (ROOT / "exercises").glob("[0-9][0-9]_*.py"))
 
 
-Walk = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def walk(fast_bin: Path) -> Walk:
-    def walk(number: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [fast_bin / "python", "exercises/walk.py", number, *options],
-            cwd=ROOT,
-            env={**os.environ, "EXERCISE_DIR": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return walk
+def walk(number: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [fast_bin() / "python", "exercises/walk.py", number, *options],
+        cwd=ROOT,
+        env={**os.environ, "EXERCISE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_there_are_exercises() -> None:
@@ -36,7 +30,7 @@ def test_there_are_exercises() -> None:
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_skeleton_fails_at_its_first_step(name: str, walk: Walk) -> None:
+def test_the_skeleton_fails_at_its_first_step(name: str) -> None:
     result = walk(name[:2], ROOT / "exercises", "--hint")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "Step 1 of" in result.stdout
@@ -46,7 +40,7 @@ def test_the_skeleton_fails_at_its_first_step(name: str, walk: Walk) -> None:
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_solution_passes(name: str, walk: Walk) -> None:
+def test_the_solution_passes(name: str) -> None:
     result = walk(name[:2], ROOT / "exercises/solutions")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "steps hold." in result.stdout
@@ -65,7 +59,7 @@ def solution(folder: Path, name: str, right: str, wrong: str) -> None:
     (folder / f"{name}.py").write_text(text.replace(right, wrong), encoding="utf-8")
 
 
-def test_a_wrong_value_is_shown_beside_the_right_one(tmp_path: Path, walk: Walk) -> None:
+def test_a_wrong_value_is_shown_beside_the_right_one(tmp_path: Path) -> None:
     solution(
         tmp_path, "05_ring", "(rank - s) % size, (rank - s - 1)", "(rank - s) % size, (rank - s)"
     )
@@ -76,14 +70,14 @@ def test_a_wrong_value_is_shown_beside_the_right_one(tmp_path: Path, walk: Walk)
     assert "expected [1]\n    came     [0]" in result.stdout
 
 
-def test_a_later_step_comes_when_the_earlier_ones_hold(tmp_path: Path, walk: Walk) -> None:
+def test_a_later_step_comes_when_the_earlier_ones_hold(tmp_path: Path) -> None:
     solution(tmp_path, "01_averaging", "if total == 0:", "if total < 0:")
     result = walk("01", tmp_path)
     assert "Step 4 of 5: no samples at all" in result.stdout
     assert "in joined_gradients, 01_averaging.py line" in result.stdout
 
 
-def test_what_cannot_be_imported(tmp_path: Path, walk: Walk) -> None:
+def test_what_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "01_averaging.py").write_text("def joined_gradients(:", encoding="utf-8")
     result = walk("01", tmp_path)
     assert result.returncode == 1
@@ -91,7 +85,7 @@ def test_what_cannot_be_imported(tmp_path: Path, walk: Walk) -> None:
     assert "SyntaxError" in result.stdout
 
 
-def test_an_unknown_exercise(walk: Walk) -> None:
+def test_an_unknown_exercise() -> None:
     result = walk("99", ROOT / "exercises")
     assert result.returncode == 2
     assert "there is no exercise '99'" in result.stderr.splitlines()[-1]

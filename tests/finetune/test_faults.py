@@ -27,7 +27,6 @@ from miniddp.sampler import DistributedSampler
 
 from .training_cases import LAUNCHER, SHORT, command, environment, run_training, write_pairs
 
-pytestmark = pytest.mark.usefixtures("fast_command")
 TINY = replace(SHORT, batch_size=4, max_length=8)
 
 

@@ -29,7 +29,6 @@ from miniddp.process import set_seed
 
 from .training_cases import SHORT, command, run_training, train_each, write_pairs
 
-pytestmark = pytest.mark.usefixtures("fast_command")
 JOINED = 24
 """Pairs in each step of the runs that are compared, over all ranks."""
 

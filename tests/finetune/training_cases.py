@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from finetune.training_step import WRAPPERS, train_step
 from miniddp.launch import RankResults
 from miniddp.process import device
 
+from ..forked import fast_bin
 from ..package.ranks import run
 
-PYTHON = sys.executable
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/no/cache"}
 SHORT = Options(model="tiny", steps=5, batch_size=12, lr=1e-3, max_length=48)
@@ -115,7 +114,7 @@ def command(
     """Runs the program, with torchrun where ``ranks`` is given; none of its processes is left."""
     launcher = [*LAUNCHER, f"--nproc_per_node={ranks}"] if ranks else []
     process = subprocess.Popen(
-        [PYTHON, *launcher, *program, *arguments],
+        [fast_bin() / "python", *launcher, *program, *arguments],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import pytest
 
+from ...forked import fast_bin
 from .pages import ROOT, Fence, fences
 
 MASTER = "node0.example"
@@ -111,9 +112,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _fast(fast_bin: Path) -> Iterator[None]:
+def _fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(fast_bin), prepend=os.pathsep)
+        patch.setenv("PATH", str(fast_bin()), prepend=os.pathsep)
         yield
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..forked import fast_bin
+
 SCRIPT = """
 import os, sys, threading, torch
 print(sys.argv[1:], __name__, __file__, sys.stdin.read())
@@ -28,8 +30,8 @@ SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 
 
 @pytest.fixture(params=["real", "forked"])
-def bin(request: pytest.FixtureRequest, fast_bin: Path) -> Path:
-    return fast_bin if request.param == "forked" else Path(sys.executable).parent
+def bin(request: pytest.FixtureRequest) -> Path:
+    return fast_bin() if request.param == "forked" else Path(sys.executable).parent
 
 
 def run(*command: object, **options) -> tuple[int, str, str]:
