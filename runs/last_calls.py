@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 
-def own_line(frames: list[dict[str, Any]]) -> str:
-    """The innermost line that is not torch's."""
+def innermost_line(frames: list[dict[str, Any]]) -> str:
+    """Where your program made the call: the first frame that is not torch's."""
     for frame in frames:
         path = Path(frame["filename"])
         if "torch" not in path.parts:
@@ -23,10 +23,12 @@ def main(folder: Path, prefix: str = "rank_", count: int = 3) -> None:
     for rank in sorted(int(file.name.removeprefix(prefix)) for file in files):
         dump = pickle.loads((folder / f"{prefix}{rank}").read_bytes())
         for call in dump["entries"][-count:]:
-            number, name = call["collective_seq_id"], call["profiling_name"]
-            what = f"{name} {call['input_sizes']} {call['state']}"
-            where = own_line(call.get("frames", []))
-            print(f"rank {rank}, call {number}: {what}, in {where}")
+            number = call["collective_seq_id"]
+            name = call["profiling_name"]
+            shapes = call["input_sizes"]
+            line = innermost_line(call.get("frames", []))
+            print(f"rank {rank}, call {number}: {name} {shapes}", end=" ")
+            print(f"{call['state']}, in {line}")
 
 
 if __name__ == "__main__":
