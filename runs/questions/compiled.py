@@ -1,0 +1,30 @@
+"""torch.compile before or after wrapping: the same gradients, other names.
+
+torchrun --standalone --nproc_per_node=2 runs/questions/compiled.py
+"""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+torch.manual_seed(dist.get_rank())
+x = torch.randn(8, 4)
+options = {"backend": "eager"}  # leave this out where there is a compiler
+
+wrapped = DistributedDataParallel(copy.deepcopy(model))
+after = torch.compile(wrapped, **options)  # may cut its graph between buckets
+after(x).sum().backward()
+before = DistributedDataParallel(torch.compile(copy.deepcopy(model), **options))
+before(x).sum().backward()
+
+for one, other in zip(after.parameters(), before.parameters(), strict=True):
+    assert torch.equal(one.grad, other.grad)
+assert next(iter(wrapped.module.state_dict())) == "0.weight"
+assert next(iter(before.module.state_dict())) == "_orig_mod.0.weight"
+dist.destroy_process_group()
