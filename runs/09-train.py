@@ -6,6 +6,7 @@
 # saves alone. Then `finetune` classifies sentence pairs.
 
 # %% name="setup"
+import hashlib
 import itertools
 import os
 import re
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,12 +28,11 @@ import torch
 import torch.distributed as dist
 from matplotlib.ticker import MaxNLocator
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
 
 import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks
-from finetune.checkpoint import random_state, save, set_random_state
 from finetune.data import load_mrpc
-from finetune.state_file import read_state
 from miniddp.launch import RanksFailed
 from miniddp.process import device, init_process_group
 from shakespeare import VOCAB_SIZE, load_text
@@ -83,34 +83,39 @@ assert not list(home.iterdir())
 # ## Which lines of stage 9 know of other ranks
 
 # %% name="rank-lines"
-KNOWS = re.compile(r"dist\.|Distributed|ddp|no_sync|set_epoch|shard\(|global_mean|_process_group")
-functions = Path("stages/9_train.py").read_text().split("\ndef ")[1:]
+KNOWS = re.compile(
+    r"dist\.|Distributed|ddp|no_sync|set_epoch|shard\(|global_mean|_process_group|replicas\("
+)
+program = Path("stages/9_train.py").read_text()
 count = 0
-for function in functions:
-    name, *body = function.splitlines()
+for part in re.split(r"\n(?:def|class) ", program)[1:]:
+    name, *body = part.splitlines()
     if lines := [line for line in body if KNOWS.search(line)]:
-        print(f"{name.partition('(')[0]}:", *(f"    {line.strip()}" for line in lines), sep="\n")
+        name = re.match(r"\w+", name)[0]
+        print(f"{name}:", *(f"    {line.strip()}" for line in lines), sep="\n")
     count += len(lines)
-record(rank_lines=count, all_lines=len(Path("stages/9_train.py").read_text().splitlines()))
+record(rank_lines=count, all_lines=len(program.splitlines()))
 
 # %% [markdown]
 # ## The same loss curve
 
 
 # %% name="loss-curve"
-def load_without(part: str, read: Callable[..., int], path: Path, objects: Mapping) -> int:
-    """A checkpoint, after which one part is still as at the beginning of a training."""
-    beginning = random_state()
-    step = read(path, {name: found for name, found in objects.items() if name != part})
+def resume_without(
+    part: str, resume: Callable[..., int], place: str, objects: dict[str, Any]
+) -> int:
+    """A resume after which one part is still as at the beginning of a training."""
+    beginning = torch.get_rng_state()
+    step = resume(place, {name: found for name, found in objects.items() if name != part})
     if part == "random states":
-        set_random_state(beginning)
+        torch.set_rng_state(beginning)
     return step
 
 
 def train(rank: int, forgotten: str, *options: str) -> list[float]:
     """With stage 9; this rank's losses of all steps."""
     script = load("9_train")
-    script["load"] = partial(load_without, forgotten, script["load"])
+    script["resume"] = partial(resume_without, forgotten, script["resume"])
     losses, step = [], script["train_step"]
 
     def train_step(*arguments: Any) -> torch.Tensor:
@@ -184,7 +189,7 @@ record(right=right, most_frequent=found_by_one, vocabulary=VOCAB_SIZE)
 broken = home / "broken"
 show_death("9_train", broken, "--checkpoints", str(broken), "--every", str(EVERY))
 died = shutil.copytree(broken, home / "died")
-assert [path.name[-14:-12] for path in sorted(died.iterdir())] == ["10", "20"]
+assert [path.stem[-2:] for path in sorted(died.iterdir())] == ["10", "20"]
 
 # %% name="resumed"
 resumed, text = train_on(2, broken)
@@ -195,8 +200,15 @@ assert resumed == two[first:], "the same losses, bit for bit"
 
 
 def digest_of(name: str) -> str:
-    """Of a training's last checkpoint."""
-    return read_state(home / name / f"step-{STEPS:08d}.safetensors")[1]
+    """Of all that is in a training's last checkpoint."""
+    state = torch.load(home / name / f"step-{STEPS:08d}.pt")
+    sha = hashlib.sha256()
+    for path, value in pytree.tree_leaves_with_path(state):
+        content = (
+            value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+        )
+        sha.update(pytree.keystr(path).encode() + content)
+    return sha.hexdigest()
 
 
 digests = {name: digest_of(name) for name in ("undisturbed", "broken")}
@@ -213,20 +225,20 @@ record(every=EVERY, death=DEATH, first_step=first, lost=DEATH - first)
 
 # %% name="forgotten"
 changes = {}
-for part in ("optimizer", "sampler", "scheduler", "random states"):
+for part in ("optimizer", "batches", "scheduler", "random states"):
     shutil.copytree(died, home / part)
     losses, _ = train_on(2, home / part, forgotten=part)
     changes[part] = [now - then for now, then in zip(losses, resumed, strict=True)]
 assert min(changes["optimizer"]) > -0.01, "worse, or equal as in the first step"
 assert max(changes["optimizer"]) > 0.05
-assert any(changes["sampler"])
+assert any(changes["batches"])
 assert not any(changes["scheduler"] + changes["random states"]), "no warm-up, no dropout"
 
 fig, axes = plt.subplots()
 steps = range(first + 1, STEPS + 1)
 axes.plot(steps, changes["random states"], color=FOREGROUND, label="schedule; random states")
 axes.plot(steps, changes["optimizer"], "o-", color=RANK_COLORS[0], label="optimizer")
-axes.plot(steps, changes["sampler"], "s--", color=RANK_COLORS[1], label="sampler")
+axes.plot(steps, changes["batches"], "s--", color=RANK_COLORS[1], label="place in the data")
 axes.set(xlabel="step", ylabel="loss − undisturbed loss")
 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 fig.legend(loc="outside upper left", title="not restored:")
@@ -240,13 +252,14 @@ record(without_optimizer=max(changes["optimizer"]))
 
 
 # %% name="saved-alone"
-def save_on_rank_0(*arguments: Any, **options: Any) -> None:
-    if dist.get_rank() == 0:
-        save(*arguments, **options)
-
-
 def train_and_save_alone(rank: int, place: str) -> None:
     script = load("9_train")
+    save = script["save"]
+
+    def save_on_rank_0(*arguments: Any) -> None:
+        if dist.get_rank() == 0:
+            save(*arguments)
+
     script["save"] = save_on_rank_0
     script["init_process_group"] = partial(init_process_group, timeout=timedelta(seconds=5))
     sys.argv = ["9_train.py", "--checkpoints", place, "--every", "2", "--steps", "4"]
@@ -255,7 +268,7 @@ def train_and_save_alone(rank: int, place: str) -> None:
 
 def where(traceback: str) -> str:
     """The functions of the book's code in which a rank was, and its error."""
-    frames = re.findall(r'(?:stages|miniddp)/(\w+\.py)", line \d+, in (\w+)', traceback)
+    frames = re.findall(r'(?:stages|miniddp)/(?:\w+/)?(\w+\.py)", line \d+, in (\w+)', traceback)
     error = traceback.strip().splitlines()[-1].rpartition("] ")[2]
     return "\n".join([*(f"{file}: {name}" for file, name in frames), f"RuntimeError: {error}"])
 
@@ -264,8 +277,8 @@ try:
     miniddp.run_ranks(train_and_save_alone, 2, str(home / "alone"), backend=None, timeout=60)
 except RanksFailed as error:
     places = [where(error.tracebacks[rank]) for rank in range(2)]
-assert "checkpoint.py: save" in places[0], "rank 0 waits for the random state of rank 1"
-assert "ddp.py: forward" in places[1], "rank 1 waits for the next step of rank 0"
+assert "9_train.py: save" in places[0], "rank 0 waits for the random state of rank 1"
+assert "wrapper.py: forward" in places[1], "rank 1 waits for the next step of rank 0"
 show_ranks(places)
 assert not list((home / "alone").glob("*")), "nothing was saved"
 

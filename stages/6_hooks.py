@@ -55,9 +55,9 @@ def report(step, loss):
 def evaluate(model, sequences):
     """Print the mean loss over all sequences, whatever the number of ranks."""
     model.eval()
-    own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
+    positions = shard(len(sequences), dist.get_world_size(), dist.get_rank())
     total = torch.zeros((), device=device())
-    for part in DataLoader(sequences, BATCH, sampler=own):
+    for part in DataLoader(sequences, BATCH, sampler=positions):
         part = part.to(device())
         total += model(input_ids=part, labels=part).loss * len(part)
     dist.all_reduce(total)

@@ -27,14 +27,14 @@ def batches(sequences):
     loader = DataLoader(sequences, size, sampler=sampler, drop_last=True)
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
-        parts = iter(loader)
-        yield from zip(*[parts] * ACCUMULATION, strict=False)
+        micro_batches = iter(loader)
+        yield from zip(*[micro_batches] * ACCUMULATION, strict=False)
 
 
-def accumulate(ddp, part):
+def accumulate(ddp, batch):
     """Add the gradient of a part of the step's loss to those that are there."""
-    part = part.to(device())
-    loss = ddp(input_ids=part, labels=part).loss / ACCUMULATION
+    batch = batch.to(device())
+    loss = ddp(input_ids=batch, labels=batch).loss / ACCUMULATION
     loss.backward()
     return loss.detach()
 
@@ -51,9 +51,9 @@ def report(step, loss):
 def evaluate(model, sequences):
     """Print the mean loss over all sequences, whatever the number of ranks."""
     model.eval()
-    own = shard(len(sequences), dist.get_world_size(), dist.get_rank())
+    positions = shard(len(sequences), dist.get_world_size(), dist.get_rank())
     total = torch.zeros((), device=device())
-    for part in DataLoader(sequences, BATCH, sampler=own):
+    for part in DataLoader(sequences, BATCH, sampler=positions):
         part = part.to(device())
         total += model(input_ids=part, labels=part).loss * len(part)
     dist.all_reduce(total)
@@ -68,10 +68,11 @@ def main():
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     train, test = load_text()
-    for step, parts in enumerate(islice(batches(train), STEPS), start=1):
+    steps = islice(batches(train), STEPS)
+    for step, micro_batches in enumerate(steps, start=1):
         with ddp.no_sync():
-            loss = sum(accumulate(ddp, part) for part in parts[:-1])
-        loss = loss + accumulate(ddp, parts[-1])
+            loss = sum(accumulate(ddp, batch) for batch in micro_batches[:-1])
+        loss = loss + accumulate(ddp, micro_batches[-1])
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0 or step == STEPS:

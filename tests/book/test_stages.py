@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import operator
 import os
 import re
 import runpy
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import _rendezvous_handlers
+from torch.utils import _pytree as pytree
 
 import shakespeare
 from miniddp import run_ranks
@@ -98,6 +100,118 @@ def test_the_last_stage_resumes(tmp_path):
     assert losses(two) != losses(whole)
     assert "resumed after step 2" in resumed
     assert losses(resumed) == losses(whole)
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Sequences of which each reading changes some tokens, at random."""
+
+    def __init__(self, sequences):
+        self.sequences = sequences
+        self.shape = sequences.shape
+
+    def __len__(self):
+        return len(self.sequences)
+
+    def __getitem__(self, index):
+        sequence = self.sequences[index].clone()
+        sequence[torch.randint(len(sequence), (9,))] = torch.randint(500, (9,))
+        return sequence
+
+
+def train_augmented(rank, workers, folder, *stops):
+    """The last stage, started once for each of the stops, on epochs of four steps."""
+    torch.set_num_threads(1)
+    train, test = shakespeare.load_text()
+    for stop in stops:
+        script = runpy.run_path(str(STAGES[-1]))["main"].__globals__
+        script["load_text"] = lambda: (Augmented(train[:48]), test[:3])
+        script["DataLoader"] = partial(
+            torch.utils.data.DataLoader,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+        script["init_process_group"] = lambda: None
+        script["destroy_process_group"] = lambda: None
+        arguments = ["--steps", str(stop), "--batch", "12", "--accumulation", "2"]
+        sys.argv = [str(STAGES[-1]), *arguments, "--checkpoints", folder]
+        script["main"]()
+    return torch.load(f"{folder}/step-{stops[-1]:08d}.pt")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_of_the_last_stage_augments_as_the_undisturbed_one_bit_for_bit(tmp_path, workers):
+    """Stopped in an epoch, at its end, and in the next one."""
+    ends = [
+        run_ranks(train_augmented, 2, workers, str(tmp_path / str(len(stops))), *stops)[0]
+        for stops in ((11,), (3, 4, 6, 11))
+    ]
+    straight, resumed = map(leaves, ends)
+    assert straight.keys() == resumed.keys()
+    assert len(straight) > 100
+    for name, value in straight.items():
+        equal = torch.equal if isinstance(value, torch.Tensor) else operator.eq
+        assert equal(value, resumed[name]), name
+
+
+def leaves(state) -> dict[str, object]:
+    return {pytree.keystr(path): value for path, value in pytree.tree_leaves_with_path(state)}
+
+
+def save_and_resume(rank, folder):
+    script = runpy.run_path(str(STAGES[-1]))
+    model = nn.Linear(2, 1)
+    for step in (1, 2, 3):
+        script["save"](folder, step, {"model": model})
+    dist.barrier()
+    saved = sorted(os.listdir(folder))
+    with torch.no_grad():
+        model.weight.zero_()
+    if rank == 1:  # its view of the shared folder is an old one
+        find = Path.glob
+        Path.glob = lambda *arguments: [p for p in find(*arguments) if "3" not in p.name]
+    resumed = script["resume"](folder, {"model": model})
+    return saved, resumed, bool(model.weight.any())
+
+
+def test_the_last_stage_keeps_two_checkpoints_and_rank_0_says_which_is_the_newest(tmp_path):
+    expected = (["step-00000002.pt", "step-00000003.pt"], 3, True)
+    assert list(run_ranks(save_and_resume, 2, str(tmp_path))) == [expected] * 2
+
+
+def resume_elsewhere(rank, folder):
+    script = runpy.run_path(str(STAGES[-1]))
+    os.mkdir(f"{folder}/{rank}")
+    os.chdir(f"{folder}/{rank}")
+    torch.manual_seed(rank)
+    weights = nn.Linear(2, 1).state_dict()
+    torch.save({"step": 1, "random_states": [None, None], "model": weights}, "step-1.pt")
+    with pytest.raises(ValueError, match="replicas differ"):
+        script["resume"](".", {"model": nn.Linear(2, 1)})
+
+
+def test_folders_of_the_machines_own_with_other_checkpoints_are_noticed(tmp_path):
+    run_ranks(resume_elsewhere, 2, str(tmp_path))
+
+
+def overflow(rank):
+    script = runpy.run_path(str(STAGES[-1]))
+    model = nn.Linear(1, 1)
+    model.no_sync = contextlib.nullcontext
+    nn.init.zeros_(model.bias)
+
+    def accumulate(*_):
+        model.weight.grad = torch.full((1, 1), torch.inf)
+        model.bias.grad = torch.ones(1)
+        return torch.zeros(())
+
+    script["train_step"].__globals__["accumulate"] = accumulate
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    script["train_step"](model, optimizer, [None], SimpleNamespace(clip=None))
+    return model.bias.item()
+
+
+def test_without_a_bound_an_infinite_gradient_spoils_its_own_parameter_alone():
+    assert overflow(0) == -1
 
 
 class Parrot(nn.Module):
