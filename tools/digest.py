@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import hashlib
 import re
 import symtable
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anywhere
 
@@ -159,6 +158,12 @@ class Module:
         return [name for name in self.definitions if not name.startswith("__")]
 
 
+@functools.cache
+def read_module(name: str, path: Path, _changed: int) -> Module:
+    """A module as it was at a time: many runs reach the same ones."""
+    return Module(name, path)
+
+
 def _is_import(node: ast.stmt) -> bool:
     if isinstance(node, ast.If) and ast.unparse(node.test) in (
         "__name__ == '__main__'",
@@ -287,7 +292,10 @@ class Project:
         """The project's module, or program, of that name; None for those of others."""
         if name not in self._modules:
             path = next(filter(Path.is_file, self._places(name)), None)
-            self._modules[name] = Module(name, path) if path and name != HELPERS else None
+            is_known = path is not None and name != HELPERS
+            self._modules[name] = (
+                read_module(name, path, path.stat().st_mtime_ns) if is_known else None
+            )
         return self._modules[name]
 
     def _places(self, name: str) -> list[Path]:
@@ -391,11 +399,10 @@ def _dotted(node: ast.expr) -> list[str]:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a run exercises: the digest of each symbol, the files, the packages imported late."""
+    """What a run exercises: the digest of each symbol, and the files."""
 
     digests: dict[str, str]
     files: list[Path]
-    imported: set[str]
 
 
 def reach(root: Path, run: str) -> Reach:
@@ -408,18 +415,8 @@ def reach(root: Path, run: str) -> Reach:
     code: dict[str, Sequence[ast.AST]] = {":".join(filter(None, symbol)): module.nodes(symbol[1])
             for symbol, module in sorted(reached.items(), key=lambda item: item[0])}  # fmt: skip
     code[name] = own_code(own)
-    imports = [inner for part in code.values() for node in part for inner in ast.walk(node)
-               if isinstance(inner, ast.Import | ast.ImportFrom)]  # fmt: skip
-    modules = [
-        alias.name if isinstance(node, ast.Import) else node.module or ""
-        for node in imports
-        for alias in node.names
-    ]
-    return Reach(
-        {name: digest_of(part) for name, part in code.items()},
-        sorted({module.path for module in reached.values()}),
-        {name.partition(".")[0] for name in modules},
-    )
+    digests = {name: digest_of(part) for name, part in code.items()}
+    return Reach(digests, sorted({module.path for module in reached.values()}))
 
 
 def symbols(root: Path, run: str) -> dict[str, str]:
@@ -439,18 +436,10 @@ def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
     return changed + removed + added
 
 
-def of_notebook(notebook: dict[str, Any]) -> str:
-    """The digest of the code cells that a recording holds, as ``symbols`` gives that of its run."""
-    text = ""
-    for cell in notebook["cells"]:
-        name = cell["metadata"].get("name")
-        if cell["cell_type"] == "code" and name != anywhere.NAME:
-            said = f' name="{name}"' if name else ""
-            text += f"# %%{said}\n{''.join(cell['source'])}\n"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.py"
-        path.write_text(text, encoding="utf-8")
-        return digest_of(own_code(Module("runs/run.py", path)))
+def own_digest(root: Path, run: str) -> str:
+    """The digest of a run's own code cells alone."""
+    name = f"runs/{run}.py"
+    return digest_of(own_code(Module(name, root / name)))
 
 
 def own_code(run: Module) -> list[ast.AST]:

@@ -1,49 +1,136 @@
-"""Which lines of the learner's path no chapter quotes."""
+"""What pages quote of the code: quotes of what is not there, and lines that no chapter quotes.
+
+    python tools/quoted.py
+
+What is not there is said in the words of the build, which stops at it. Needs only Python's
+standard library.
+"""
 
 from __future__ import annotations
 
 import ast
 import io
+import itertools
 import re
+import sys
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-PATH = ("replicate", "naive", "bucket", "ddp", "ring", "sampler", "accumulation")
-QUOTE = re.compile(r"^:{3,} *\{\.code\s([^{}]*)\}", re.MULTILINE)
+ROOT = Path(__file__).resolve().parent.parent
+PATH = ("replicate", "naive", "bucket", "ddp/wrapper", "ddp/reducer", "ring", "sampler",
+        "accumulation")  # fmt: skip
+QUOTE = re.compile(r"^:{3,} *\{\.(code|diff)\s([^{}]*)\}\n(.*?)^:{3,} *$", re.MULTILINE | re.DOTALL)
 ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
+NOTE = re.compile(r"^(`.*`)\n+:\s", re.MULTILINE)
+DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
            tokenize.ENDMARKER}  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Quote:
+    page: str
+    line: int
+    kind: str  # "code" or "diff"
+    attributes: str  # as they are written
+    notes: list[list[str]]  # of each the line that it explains, behind lines to know it by
+
+    def __getitem__(self, name: str) -> str:
+        return dict(ATTRIBUTE.findall(self.attributes)).get(name, "")
+
+    @property
+    def file(self) -> str:
+        return self["file"] or f"src/{self['symbol'].partition(':')[0].replace('.', '/')}.py"
+
+    @property
+    def symbol(self) -> str:
+        return self["symbol"].rpartition(":")[2]
+
+    @property
+    def members(self) -> list[str]:
+        return [f"{self.symbol}.{member}" for member in self["members"].split()]
+
+
+def pages(root: Path) -> list[Path]:
+    folders = [sorted((root / name).glob("*.qmd")) for name in ("chapters", "appendix", "runs")]
+    return [*root.glob("index.qmd"), *itertools.chain(*folders)]
+
+
+def quotes(root: Path) -> Iterator[Quote]:
+    for path in pages(root):
+        text = path.read_text(encoding="utf-8")
+        for match in QUOTE.finditer(text):
+            notes = [re.findall(r"`+(.+?)`+", lines) for lines in NOTE.findall(match[3])]
+            line = text.count("\n", 0, match.start()) + 1
+            yield Quote(path.relative_to(root).as_posix(), line, match[1], match[2], notes)
+
+
+def broken(root: Path) -> Iterator[str]:
+    """Quotes of a file or a symbol, and notes on a line, that are not there."""
+    for quote in quotes(root):
+        problems_of = code_problems if quote.kind == "code" else diff_problems
+        attributes = " ".join(quote.attributes.split())
+        for problem in problems_of(root, quote):
+            yield f"{quote.page}:{quote.line}: .{quote.kind} {attributes}: {problem}"
+
+
+def code_problems(root: Path, quote: Quote) -> Iterator[str]:
+    if not (root / quote.file).is_file():
+        yield f"there is no {quote.file}"
+        return
+    text = (root / quote.file).read_text(encoding="utf-8")
+    if quote.symbol:
+        names = [name for name, _ in definitions(ast.parse(text).body)]
+        gone = [name for name in (quote.symbol, *quote.members) if name not in names]
+        if gone:
+            yield f"no such symbol in {quote.file}: {gone[0]}"
+            return
+    numbers = lines_of(text, quote)
+    lines = [line.strip() for number, line in enumerate(text.splitlines(), 1) if number in numbers]
+    lines = [line for line in lines if line]
+    for note in quote.notes:
+        parts = [lines[start : start + len(note)] for start in range(len(lines))]
+        count = parts.count([line.strip() for line in note])
+        if count != 1:
+            found = f"{count} lines read" if count else "no line"
+            yield f"{found} `{note[-1].strip()}` in the quoted part of {quote.file}"
+
+
+def diff_problems(root: Path, quote: Quote) -> Iterator[str]:
+    lines = {}
+    for sign, name in (("-", quote["from"]), ("+", quote["to"])):
+        if not (root / name).is_file():
+            yield f"no such file: {name}"
+            return
+        text = (root / name).read_text(encoding="utf-8")
+        lines[sign] = {line.strip() for line in text.splitlines()}
+    for *_, line in quote.notes:
+        sign, _, changed = line.partition(" ")
+        if changed not in lines[sign] if sign in lines else line not in lines["+"]:
+            yield f"no line `{line}` in what changes from {quote['from']} to {quote['to']}"
+
+
 def unquoted(root: Path) -> Iterator[str]:
     """Stretches of code of the learner's path that neither index.qmd nor a chapter quotes."""
-    quotes = list(attributes_of_quotes(root))
+    found = [quote for quote in quotes(root) if quote.page.startswith(("index", "chapters/"))]
     for module in PATH:
         name = f"src/miniddp/{module}.py"
         text = (root / name).read_text(encoding="utf-8")
-        seen = [lines_of(text, quote) for quote in quotes if quotes_file(quote, name)]
-        for first, last in stretches(code_lines(text), set().union(*seen)):
-            place = f"line {first}" if first == last else f"lines {first} to {last}"
-            start = text.splitlines()[first - 1].strip()
-            yield f"{name}, {place}: no chapter quotes `{start}`"
-
-
-def attributes_of_quotes(root: Path) -> Iterator[dict[str, str]]:
-    for page in [root / "index.qmd", *sorted((root / "chapters").glob("*.qmd"))]:
-        for given in QUOTE.findall(page.read_text(encoding="utf-8")):
-            yield dict(ATTRIBUTE.findall(given))
-
-
-def quotes_file(quote: dict[str, str], name: str) -> bool:
-    module = quote.get("symbol", "").partition(":")[0].replace(".", "/")
-    return quote.get("file", f"src/{module}.py") == name
+        seen = set().union(*[lines_of(text, quote) for quote in found if quote.file == name])
+        for is_seen, stretch in itertools.groupby(sorted(code_lines(text)), seen.__contains__):
+            first, *others = stretch
+            place = f"lines {first} to {others[-1]}" if others else f"line {first}"
+            if not is_seen:
+                start = text.splitlines()[first - 1].strip()
+                yield f"{name}, {place}: no chapter quotes `{start}`"
 
 
 def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
     """Functions, classes, values and their members, each with its dotted name."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, DEFINITION):
             yield prefix + node.name, node
             if isinstance(node, ast.ClassDef):
                 yield from definitions(node.body, f"{prefix}{node.name}.")
@@ -57,17 +144,20 @@ def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, a
             yield from definitions(handler.body, prefix)
 
 
-def lines_of(text: str, quote: dict[str, str]) -> set[int]:
+def lines_of(text: str, quote: Quote) -> set[int]:
     """The numbers of the lines that a quote shows."""
-    wanted = quote.get("symbol", "").rpartition(":")[2]
-    if not wanted:
+    if not quote.symbol:
         return set(range(1, text.count("\n") + 2))
     found = [(name, node) for name, node in definitions(ast.parse(text).body)]
-    if "members" not in quote:
-        return {line for name, node in found if name == wanted for line in span(node)}
-    members = {f"{wanted}.{member}" for member in quote["members"].split()}
-    heads = [head(node) for name, node in found if name == wanted]
-    return set().union(*heads, *[span(node) for name, node in found if name in members])
+    symbol = [node for name, node in found if name == quote.symbol]
+    members = [span(node) for name, node in found if name in quote.members]
+    lines = set().union(*map(head if quote.members else span, symbol), *members)
+    without = [
+        node.body[0]
+        for node in symbol
+        if quote["docstring"] == "no" and isinstance(node, DEFINITION)
+    ]
+    return lines.difference(*[span(node) for node in without if is_no_code(node)])
 
 
 def span(node: ast.stmt) -> range:
@@ -100,15 +190,7 @@ def is_no_code(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def stretches(code: set[int], seen: set[int]) -> Iterator[tuple[int, int]]:
-    """First and last lines of what is not seen; a stretch ends at a line of code that is."""
-    first = last = 0
-    for line in sorted(code):
-        if line in seen:
-            if first:
-                yield first, last
-            first = 0
-        else:
-            first, last = first or line, line
-    if first:
-        yield first, last
+if __name__ == "__main__":
+    problems = list(broken(ROOT))
+    print("\n".join(problems), end="\n" if problems else "")
+    sys.exit(bool(problems))

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -58,7 +57,7 @@ def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -
     import nbformat
 
     reach = digest.reach(root, run)
-    commit, dirty = commit_of(root, reach.files, options.commit, options.allow_dirty)
+    commit = commit_of(root, reach.files, options.commit)
     cells = digest.notebook(root, run)
     print(f"{run}:", flush=True)
     started = time.monotonic()
@@ -77,10 +76,9 @@ def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -
             "device_count": len(facts["gpus"]) if kind == "gpu" else 0,
             "world_size": facts["provenance"]["world_size"],
             "backend": facts["provenance"]["backend"],
-            "versions": versions(facts, reach.imported),
-            "data": data_used(facts["data"], options.data_dir),
+            "versions": versions(facts, reach.files),
+            "data": data_used(facts["data"]),
             "commit": commit,
-            "dirty": dirty,
             "date": today(),
             "command": command_of(run, kind, facts["data"]),
             "seconds": round(seconds, 1),
@@ -145,15 +143,17 @@ def cpu_name() -> str:
     return f"{cores}-core {' '.join(name.split())} CPU"
 
 
-def versions(facts: dict[str, Any], late: set[str]) -> dict[str, str]:
+def versions(facts: dict[str, Any], files: list[Path]) -> dict[str, str]:
     """Versions of what the run imported, in its own process or in that of a rank."""
     from importlib import metadata
 
     source = (ROOT / "src/miniddp/__init__.py").read_text(encoding="utf-8")
     own = re.search(r'(?m)^__version__ = "([^"]+)"', source)
     found = {"python": platform.python_version(), "miniddp": own[1] if own else "unknown"}
-    wanted = [name for name in ("torch", "numpy") if name in facts["imported"]]
-    wanted += [name for name in OPTIONAL_PACKAGES if name in facts["imported"] or name in late]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    late = set(re.findall(rf"(?m)^\s+(?:from|import) ({'|'.join(OPTIONAL_PACKAGES)})\b", code))
+    known = ("torch", "numpy", *OPTIONAL_PACKAGES)
+    wanted = [name for name in known if name in late.union(facts["imported"])]
     for name in wanted:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name).partition("+")[0]
@@ -162,32 +162,16 @@ def versions(facts: dict[str, Any], late: set[str]) -> dict[str, str]:
     return found
 
 
-def data_used(source: str | None, folder: Path | None) -> dict[str, str] | None:
-    """Which data a run read, and the digest of the data files in a folder."""
-    if source is None:
-        return None
-    found = {"source": source, "name": DATA[source]}
-    return {**found, "sha256": data_digest(folder)} if source == "folder" and folder else found
+def data_used(source: str | None) -> dict[str, str] | None:
+    return None if source is None else {"source": source, "name": DATA[source]}
 
 
-def data_digest(folder: Path) -> str:
-    """Of the names and contents of the data files in a folder."""
-    whole = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".arrow"):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            whole.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
-    return whole.hexdigest()
-
-
-def commit_of(
-    root: Path, files: list[Path], given: str | None, allow_dirty: bool
-) -> tuple[str, bool]:
-    """The commit that is recorded, and whether the run's code differs from it."""
+def commit_of(root: Path, files: list[Path], given: str | None) -> str:
+    """The commit that is recorded; RecordError if the run's code differs from it."""
     if not check.has_git(root):
         if not given or not re.fullmatch(r"[0-9a-f]{40}", given):
             raise RecordError("no git repository here: give --commit with 40 hex digits")
-        return given, allow_dirty
+        return given
     commit = check.git(root, "rev-parse", "HEAD").strip()
     if given and given != commit:
         raise RecordError(f"--commit is {given}, but the repository is at {commit}")
@@ -195,10 +179,9 @@ def commit_of(
     changed.update(check.git(root, "ls-files", "--others", "--exclude-standard").splitlines())
     used = {path.relative_to(root).as_posix() for path in files} | {"runs/book.py"}
     used |= {path for path in changed if path.startswith("src/") and not path.endswith(".py")}
-    dirty = sorted(changed & used)
-    if dirty and not allow_dirty:
-        raise RecordError(f"not committed: {', '.join(dirty)} (commit, or give --allow-dirty)")
-    return commit, bool(dirty)
+    if changed & used:
+        raise RecordError(f"not committed: {', '.join(sorted(changed & used))}")
+    return commit
 
 
 # What is saved
@@ -243,6 +226,10 @@ def write_pages(root: Path) -> None:
         page.write_text(text, encoding="utf-8")
 
 
+def saved_when(root: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in check.recordings(root)}
+
+
 # Without executing
 
 
@@ -263,7 +250,7 @@ def accept(root: Path, run: str, options: argparse.Namespace) -> str:
         raise RecordError(
             f"its {options.kind.upper()} recording is fresh: there is nothing to accept"
         )
-    commit, _ = commit_of(root, reach.files, options.commit, allow_dirty=False)
+    commit = commit_of(root, reach.files, options.commit)
     said = {"reason": options.reason, "date": today(), "commit": commit}
     carried["accepted"] = [*carried.get("accepted", []), said]
     carried["symbols"] = reach.digests
@@ -288,12 +275,8 @@ def merge(root: Path, path: Path) -> str:
     notebook = check.read_recording(path)
     carried = notebook["metadata"]["miniddp"]
     run, kind = carried["run"], carried["kind"]
-    if carried["dirty"]:
-        raise RecordError("it was recorded from uncommitted code")
     if problems := [*check.problems(root, path, check.history(root))]:
         raise RecordError(problems[0])
-    if digest.of_notebook(notebook) != carried["symbols"][f"runs/{run}.py"]:
-        raise RecordError("its code was altered after it was recorded")
     is_stale = carried["symbols"] != digest.symbols(root, run)
     if is_stale and check.freshness(root, run, kind)[0] == "fresh":
         raise RecordError("it is stale, and the recording that is there is fresh")
@@ -320,7 +303,6 @@ def parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="save in this folder instead of recordings/")
     parser.add_argument("--timeout", type=seconds, default=1800, help="seconds per cell (1800)")
     parser.add_argument("--budget", type=seconds, metavar="SECONDS", help="for all runs together")
-    parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code")
     parser.add_argument("--commit", help="the commit of this copy, where there is no git")
     options = parser.parse_args(given)
     if options.accept and not (options.runs and options.reason.strip()):
@@ -442,9 +424,10 @@ def run_command(root: Path, options: argparse.Namespace) -> bool:
 
 def main(given: list[str], root: Path = ROOT) -> int:
     options = parse(given)
+    before = saved_when(root)
     try:
         whole = run_command(root, options)
-        if not options.output:
+        if saved_when(root) != before:
             write_pages(root)
             check.write_status(root)
     except FAILURES as error:

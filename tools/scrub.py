@@ -74,9 +74,7 @@ class Scrubber:
         text = ESCAPE.sub("", text)
         text = "\n".join(_after_returns(line) for line in text.split("\n"))
         text = re.sub(r'"([^"\n]+\.py)", line (\d+)', self._in_run, text)
-        for pattern, replacement in (*self.rewrites, *NOISE):
-            text = pattern.sub(replacement, text)
-        for pattern, replacement in self.names:
+        for pattern, replacement in (*self.rewrites, *NOISE, *self.names):
             text = pattern.sub(replacement, text)
         return text
 
@@ -89,9 +87,7 @@ class Scrubber:
 
     def svg(self, svg: str) -> str:
         """An SVG without the paths and names; its path data is not searched for other paths."""
-        for pattern, replacement in self.rewrites[:-1]:
-            svg = pattern.sub(replacement, svg)
-        for pattern, replacement in self.names:
+        for pattern, replacement in (*self.rewrites[:-1], *self.names):
             svg = pattern.sub(replacement, svg)
         return svg
 

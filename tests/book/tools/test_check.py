@@ -50,7 +50,6 @@ def write_recording(project: Path, kind: str, text: str = "3\n", **changes: obje
         "versions": {"torch": "2.13.0"},
         "data": None,
         "commit": "0" * 40,
-        "dirty": False,
         "date": "2026-01-01",
         "command": "make record RUN=05-ring",
         "seconds": 1.5,
@@ -122,6 +121,13 @@ def test_a_missing_cpu_recording_fails(project, capsys):
     assert "error: recordings/05-ring.cpu.ipynb is missing (make record RUN=05-ring)" in lines
 
 
+def test_a_status_file_is_not_blamed_for_what_recording_mends(project, capsys):
+    write(project, "src/miniddp/ring.py", "def add(x):\n    return x + 1\n")
+    code, lines = run(project, capsys)
+    assert code == 1
+    assert [line for line in lines if "status.json" in line] == []
+
+
 def test_a_status_file_that_lags_fails(project, capsys):
     write_recording(project, "gpu")
     code, lines = run(project, capsys)
@@ -165,13 +171,6 @@ def test_a_file_that_is_no_recording_is_named(project, capsys, text, message):
 def test_bad_recordings_are_named(project, changes, message):
     write_recording(project, "cpu", **changes)
     assert any(message in problem for problem in check.recording_problems(project))
-
-
-def test_a_recording_of_uncommitted_code_is_a_warning(project, capsys):
-    write_recording(project, "cpu", dirty=True)
-    code, lines = run(project, capsys)
-    assert code == 0
-    assert "warning: recordings/05-ring.cpu.ipynb was recorded from uncommitted code" in lines
 
 
 def test_a_cell_that_failed_or_did_not_run_is_named(project):

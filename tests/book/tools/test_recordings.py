@@ -151,6 +151,29 @@ def test_texts_of_other_code_are_refused(project):
     assert err == "record.py: 01-quick: its own code changed: record it, or --accept it\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["01-quick"],
+        ["--prose", "01-quick"],
+        ["--accept", "01-quick", "--reason", "none"],
+        ["--kind", "gpu"],
+    ],
+)
+def test_a_refused_command_changes_nothing(project, arguments, monkeypatch):
+    def refuse(*_):
+        raise record.RecordError("not committed")
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+
+    monkeypatch.setattr(record, "commit_of", refuse)
+    (project / "runs/01-quick.py").write_text(QUICK.replace("# # Quick", "# # Slow") + "print(3)\n")
+    before = files()
+    assert call(project, *arguments)[0] != 0
+    assert files() == before
+
+
 def test_behaviour_can_be_declared_unchanged(project):
     arguments = ["01-quick", "--accept", "--reason", "added the other way round"]
     code, _, err = call(project, *arguments)
@@ -237,7 +260,6 @@ def test_merge_does_not_replace_a_fresh_recording_by_a_stale_one(brought):
     [
         ({"run": "02-other"}, "it says that it is 02-other on gpu"),
         ({"kind": "cpu"}, "it says that it is 01-quick on cpu"),
-        ({"dirty": True}, "it was recorded from uncommitted code"),
         ({"device": "/home/somebody/gpu"}, "in its metadata"),
     ],
 )
