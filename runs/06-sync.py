@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import miniddp
 from book import provenance, record, show_ranks, table
 from instruments.failures import hang_of
-from instruments.origins import FEATURES, STEPS, backward, say, small_model, train_with
+from instruments.missing import step_with_simple_ddp, two_steps_with_torch
+from instruments.origins import FEATURES, STEPS, backward, small_model, train_with
 from instruments.programs import held_out_loss, run_torchrun, step_losses
-from instruments.toy import TwoHeads
 from miniddp.launch import RankResults
 from miniddp.process import device
 from shakespeare import build_language_model
@@ -260,50 +259,13 @@ show(too_early, "own gradient", "different")
 #
 # Two heads on one body. In the first case rank 0 uses the left head and rank 1 the right one.
 
-
 # %% name="missing-simple"
-def inputs_of(rank: int) -> Tensor:
-    torch.manual_seed(100 + rank)
-    return torch.randn(2, 4, device=device())
-
-
-def miss_with_simple_ddp(rank: int) -> str:
-    ddp = miniddp.SimpleDDP(TwoHeads())
-    ddp(inputs_of(rank), ["left"] if rank == 0 else ["right"]).backward()
-    before = ddp.module.body.weight.grad.clone()
-    try:
-        ddp.sync_gradients()
-    except RuntimeError as error:
-        assert torch.equal(ddp.module.body.weight.grad, before), "no gradient was changed"
-        say(f"sync_gradients raises RuntimeError: {error}")
-        return str(error)
-    return ""
-
-
-missed = miniddp.run_ranks(miss_with_simple_ddp, 2)
+missed = miniddp.run_ranks(step_with_simple_ddp, 2, [["left"], ["right"]])
 assert all("'left.weight' has a gradient on 1 of 2 ranks" in error for error in missed)
 show_ranks(missed)
 
-
 # %% name="missing-torch"
-def miss_with_torch(rank: int, heads_of: Sequence[Sequence[str]]) -> list[float] | None:
-    ddp = DistributedDataParallel(TwoHeads())
-    gradient = None
-    try:
-        for step in range(2):
-            loss = ddp(inputs_of(rank), heads_of[rank])
-            say(f"step {step}: forward passes")
-            loss.backward()
-            say(f"step {step}: backward passes")
-            gradient = ddp.module.body.weight.grad.flatten()[:2].tolist()
-            say("  body.weight.grad: " + " ".join(f"{value:+.3f}" for value in gradient))
-    except RuntimeError as error:
-        say(f"step {step}: RuntimeError: {str(error).partition('.')[0]}")
-    dist.barrier()
-    return gradient
-
-
-both_miss = miniddp.run_ranks(miss_with_torch, 2, [["left"], ["right"]])
+both_miss = miniddp.run_ranks(two_steps_with_torch, 2, [["left"], ["right"]])
 assert both_miss[0] != both_miss[1], "the gradients were not synchronised"
 for text in both_miss.outputs:
     assert "step 0: backward passes" in text
@@ -316,7 +278,7 @@ show_ranks(both_miss)
 
 
 # %% name="missing-one-side"
-hang = hang_of(miss_with_torch, 2, [["left", "right"], ["left"]], timeout=20)
+hang = hang_of(two_steps_with_torch, 2, [["left", "right"], ["left"]], timeout=20)
 assert "in backward" in hang.stacks[0]
 assert "backward passes" not in hang.outputs[0]
 assert "step 1: RuntimeError: Expected to" in " ".join(hang.outputs[1].split())

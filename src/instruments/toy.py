@@ -1,6 +1,6 @@
 """A training so small that its fault is easy to see: model, batches, loss, loop."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -35,19 +35,3 @@ def train(model: nn.Module, batches: Iterable[Tensor]) -> None:
         optimizer.zero_grad()
         loss_of(model(inputs)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-
-
-class TwoHeads(nn.Module):
-    """A body and two heads, `left` and `right`. Forward uses those that it names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        set_seed(0)
-        self.body = nn.Linear(4, 4)
-        self.left = nn.Linear(4, 1)
-        self.right = nn.Linear(4, 1)
-        self.to(device())
-
-    def forward(self, inputs: Tensor, heads: Sequence[str]) -> Tensor:
-        hidden = self.body(inputs).tanh()
-        return torch.stack([getattr(self, head)(hidden).sum() for head in heads]).sum()
