@@ -7,7 +7,6 @@
 
 # %% name="setup"
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import miniddp
 from book import provenance, record, show_ranks, table
-from instruments.accumulation import accumulate, accumulate_with
+from instruments.accumulation import (
+    accumulate,
+    accumulate_with,
+    gradient_of_all_tokens,
+    tokens_of,
+    weighted_gradient,
+)
 from instruments.gradients import (
     flat_gradient,
     flat_weights,
@@ -259,32 +264,18 @@ def cut(rank: int, lengths: Lengths) -> list[Tensor]:
     return [batch[:, :length] for batch, length in pairs]
 
 
-def tokens_of(batch: Tensor) -> int:
-    """How many are predicted: in each sequence all but the first."""
-    return batch[:, 1:].numel()
-
-
 def token_gradient(rank: int, lengths: Lengths, weigh: bool) -> Tensor:
-    ddp = DistributedDataParallel(build().double())
     batches = cut(rank, lengths)
     counts = [tokens_of(batch) for batch in batches]
     weights = mean_weights(counts) if weigh else [1 / len(batches)] * len(batches)
     print("tokens ", *(f"{count:4}" for count in counts))
     print("weights", *(f"{weight:4.2f}" for weight in weights))
-    for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-        with ddp.no_sync() if i + 1 < len(batches) else nullcontext():
-            (weight * loss_of(ddp, batch)).backward()
-    return flat_gradient(ddp)
+    return weighted_gradient(build().double(), batches, weights)
 
 
 def every_token_alike(lengths: Lengths) -> Tensor:
-    """The gradient of the mean over all tokens, on one process."""
-    model = build().double()
     batches = [batch for rank in range(WORLD_SIZE) for batch in cut(rank, lengths)]
-    total = sum(tokens_of(batch) for batch in batches)
-    for batch in batches:
-        (loss_of(model, batch) * tokens_of(batch) / total).backward()
-    return flat_gradient(model)
+    return gradient_of_all_tokens(build().double(), batches)
 
 
 wanted = every_token_alike(UNLIKE)

@@ -1,17 +1,20 @@
-"""Which micro-batches, of which ranks, are in the gradient that an optimizer would use?
+"""What gradient do accumulated micro-batches leave, and which of them are in it?
 
-Micro-batch i gives weight i of a `Probe` the gradient 1 on rank 0 and 3 on rank 1, and
-all others nothing. So 2 in place i is the mean of two ranks, 1 or 3 is what a rank had
-alone, and 0 means that the micro-batch is not in this step.
+A `Probe` answers the second question. Micro-batch i gives its weight i the gradient 1
+on rank 0 and 3 on rank 1, and all others nothing. So 2 in place i is the mean of two
+ranks, 1 or 3 is what a rank had alone, and 0 means that the micro-batch is not in this
+step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import miniddp
+from instruments.gradients import flat_gradient
 from miniddp.process import device
 
 
@@ -75,3 +78,30 @@ def show(title: str, probe: Probe) -> list[int]:
     values = [int(value) for value in probe.weight.grad]
     print(title, *(value or "·" for value in values), flush=True)
     return values
+
+
+def tokens_of(batch: Tensor) -> int:
+    """How many tokens of (sequences, length) are predicted: all but each first one."""
+    return batch[:, 1:].numel()
+
+
+def weighted_gradient(
+    model: nn.Module, batches: Sequence[Tensor], weights: Sequence[float]
+) -> Tensor:
+    """The gradient that DDP leaves if these weights multiply the mean losses."""
+    ddp = miniddp.DistributedDataParallel(model)
+    for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+        with ddp.no_sync() if i + 1 < len(batches) else nullcontext():
+            loss = weight * ddp(input_ids=batch, labels=batch).loss
+            loss.backward()
+    return flat_gradient(model)
+
+
+def gradient_of_all_tokens(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
+    """The gradient of the mean loss over all tokens, on one process."""
+    total = sum(map(tokens_of, batches))
+    for batch in batches:
+        share = tokens_of(batch) / total
+        loss = share * model(input_ids=batch, labels=batch).loss
+        loss.backward()
+    return flat_gradient(model)
