@@ -52,10 +52,15 @@ def assert_gone(process_ids: list[int]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
+    """Not ended: a zombie has, and only waits for the fork server, which takes a while to end."""
+    try:
         os.kill(pid, 0)
-        return True
-    return False
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    return not Path("/proc/self/stat").exists()
 
 
 # What comes back
