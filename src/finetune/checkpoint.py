@@ -67,7 +67,7 @@ def save(
     path = Path(folder) / f"step-{step:08d}.safetensors"
     is_rank_0 = dist.get_rank() == 0
     random_states = [None] * dist.get_world_size() if is_rank_0 else None
-    dist.gather_object(random_state(), random_states)
+    dist.gather_object(random_state(), random_states, dst=0)
 
     def write() -> None:
         if not is_rank_0:
@@ -76,9 +76,7 @@ def save(
         state = {
             "format": FORMAT,
             "step": step,
-            "shared": {
-                name: part.state_dict() for name, part in objects.items()
-            },
+            "shared": {name: part.state_dict() for name, part in objects.items()},
             "random_states": random_states,
         }
         write_state(path, state)
@@ -130,7 +128,7 @@ def read(path: str | Path) -> Checkpoint:
         read_or_find_damage, CheckpointError, f"cannot read {path}: "
     )
     damage_on_rank_0 = [damage]
-    dist.broadcast_object_list(damage_on_rank_0)
+    dist.broadcast_object_list(damage_on_rank_0, src=0)
     if damage_on_rank_0[0]:
         raise DamagedError(damage_on_rank_0[0])
     return Checkpoint(Path(path), state)
@@ -198,7 +196,7 @@ def broadcast_state(state: Any, context: str) -> Any:
     `CheckpointError` on all begins with `context`.
     """
     shapes = [tree_map_only(Tensor, lambda tensor: tensor.to("meta"), state)]
-    dist.broadcast_object_list(shapes)
+    dist.broadcast_object_list(shapes, src=0)
 
     def copy_or_allocate() -> Any:
         if dist.get_rank() == 0:

@@ -23,9 +23,7 @@ from miniddp.sampler import DistributedSampler
 if TYPE_CHECKING:
     from datasets import Dataset
 
-GLUE = Repository(
-    "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "dataset"
-)
+GLUE = Repository("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "dataset")
 HUB_SPLITS = {"train": ["train", "validation"], "test": ["test"]}
 FILES = {
     "train": "msr_paraphrase_train.txt",
@@ -45,7 +43,8 @@ class DataError(ValueError):
 
 
 def load_mrpc(
-    data_dir: str | Path | None = None, split: str = "train"
+    data_dir: str | Path | None = None,
+    split: str = "train",
 ) -> "Dataset":
     """The pairs of `split` ("train" or "test"); a log line names the source.
 
@@ -201,7 +200,9 @@ def load_data(options: Options) -> tuple["Dataset", "Dataset", Any, str]:
 
 
 def build_loader(
-    data: "Dataset", tokenizer: Any, options: Options
+    data: "Dataset",
+    tokenizer: Any,
+    options: Options,
 ) -> DataLoader[Any]:
     """This rank's micro-batches of an epoch, in an order that all ranks share.
 

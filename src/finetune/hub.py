@@ -18,9 +18,7 @@ class Repository(NamedTuple):
     kind: str
 
 
-def from_hub(
-    what: str, repository: Repository, load: Callable[[bool], T]
-) -> T | None:
+def from_hub(what: str, repository: Repository, load: Callable[[bool], T]) -> T | None:
     """`load(True)` from the cache alone, else `load(False)` by network too.
 
     None and a warning if neither has it all.

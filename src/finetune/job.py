@@ -81,9 +81,7 @@ def one_line(error: Exception) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def check_alike(
-    facts: Mapping[str, object], error_type: type[Exception]
-) -> None:
+def check_alike(facts: Mapping[str, object], error_type: type[Exception]) -> None:
     """Raise an `error_type` on every rank for a fact that differs."""
     facts_by_rank = [facts] * dist.get_world_size()
     dist.all_gather_object(facts_by_rank, facts)

@@ -29,12 +29,7 @@ def option(
     `least`: of whole numbers. `may_change`: when resumed; the other options
     have shaped the steps so far.
     """
-    facts = {
-        "help": help,
-        "choices": choices,
-        "least": least,
-        "may_change": may_change,
-    }
+    facts = {"help": help, "choices": choices, "least": least, "may_change": may_change}
     return dataclasses.field(default=default, metadata=facts)
 
 
@@ -54,9 +49,7 @@ class Options:
     batch_size: int = option(16, "pairs per rank in each step")
     accumulation: int = option(1, "micro-batches in each such batch")
     ddp: str = option(
-        "simple",
-        "averages the gradients",
-        choices=("simple", "miniddp", "torch"),
+        "simple", "averages the gradients", choices=("simple", "miniddp", "torch")
     )
     amp: str = option(
         "off", "mixed precision; fp16 on a GPU", choices=("off", "bf16", "fp16")
@@ -76,14 +69,10 @@ class Options:
     resume: str | None = option(
         None, "a file, or auto: the newest of --checkpoint", may_change=True
     )
-    elastic: bool = option(
-        False, "resume on other numbers of ranks", may_change=True
-    )
-    timeout: int = option(
-        600, "seconds that a rank waits for another", may_change=True
-    )
+    elastic: bool = option(False, "resume on other numbers of ranks", may_change=True)
+    timeout: int = option(600, "seconds that a rank waits for another", may_change=True)
     backend: str | None = option(
-        None, "of torch; by default what all ranks have", may_change=True
+        None, "torch's name of one; by default what suits the devices", may_change=True
     )
     profile: str | None = option(
         None, "folder for a trace of steps 8 to 12", may_change=True
@@ -92,14 +81,10 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            wanted = _missed(
-                value, field.metadata["choices"], field.metadata["least"]
-            )
+            wanted = _missed(value, field.metadata["choices"], field.metadata["least"])
             if wanted:
                 shown = repr(value)[:100]
-                raise OptionsError(
-                    f"{flag(field.name)} must be {wanted}, got {shown}"
-                )
+                raise OptionsError(f"{flag(field.name)} must be {wanted}, got {shown}")
         if self.batch_size % self.accumulation:
             raise OptionsError(
                 f"--accumulation must divide --batch-size, got "
@@ -187,25 +172,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help = field.metadata["help"]
         if choices := field.metadata["choices"]:
             help = f"{help}: {', '.join(choices)}"
-        value_type = _without_none(types[field.name])
-        if value_type is bool:
-            parser.add_argument(
-                flag(field.name),
-                action=argparse.BooleanOptionalAction,
-                default=field.default,
-                help=help,
-            )
-        else:
-            parser.add_argument(
-                flag(field.name),
-                type=value_type,
-                default=field.default,
-                help=help,
-            )
+        kind = types[field.name]
+        kinds = [part for part in get_args(kind) or (kind,) if part is not NoneType]
+        parse: dict[str, Any] = {"type": kinds[0]}
+        if kinds[0] is bool:
+            parse = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(flag(field.name), default=field.default, help=help, **parse)
     return Options(**vars(parser.parse_args(arguments)))
-
-
-def _without_none(annotation: Any) -> Any:
-    """`int` for `int | None`."""
-    options = [kind for kind in get_args(annotation) if kind is not NoneType]
-    return options[0] if options else annotation

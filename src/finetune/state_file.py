@@ -102,16 +102,12 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case list():
-            return [
-                _pack(v, f"{name}.{i}", tensors) for i, v in enumerate(value)
-            ]
+            return [_pack(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
         case tuple():
             return {"tuple": _pack(list(value), name, tensors)}
         case dict():
             keys = _pack(list(value), f"{name}, keys", tensors)
-            values = [
-                _pack(v, f"{name}.{k}", tensors) for k, v in value.items()
-            ]
+            values = [_pack(v, f"{name}.{k}", tensors) for k, v in value.items()]
             return {"dict": list(zip(keys, values, strict=True))}
         case Tensor(layout=torch.strided):
             while name in tensors:

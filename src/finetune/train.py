@@ -149,12 +149,8 @@ class Trainer:
         batch = next(iter(self.loader))
         training_step.rebuild_buckets(self.model, self.optimizer, batch)
         self.saved = found.path
-        self.first_step = checkpoint.load(
-            found, self.state, self.options.elastic
-        )
-        logger.info(
-            "resumed after step %d from %s", self.first_step, found.path
-        )
+        self.first_step = checkpoint.load(found, self.state, self.options.elastic)
+        logger.info("resumed after step %d from %s", self.first_step, found.path)
         if self.options.resume == "auto" and dist.get_rank() == 0:
             # The save of this checkpoint may have been killed before it did.
             checkpoint.remove_old(found.path, self.options.keep)

@@ -88,9 +88,7 @@ def rebuild_buckets(model: Any, optimizer: Optimizer, batch: Batch) -> None:
     optimizer.zero_grad()
 
 
-def build_optimizer(
-    module: nn.Module, options: Options
-) -> tuple[AdamW, LambdaLR]:
+def build_optimizer(module: nn.Module, options: Options) -> tuple[AdamW, LambdaLR]:
     """AdamW, and its learning rate: a linear warm-up from 0, then the same."""
     from transformers import get_constant_schedule_with_warmup
 
@@ -103,9 +101,7 @@ def tracing(folder: str | None) -> AbstractContextManager[Any]:
     """A profiler of rank 0's steps 8 to 12, counted from 0, into `folder`."""
     if folder is None or dist.get_rank() != 0:
         return nullcontext()
-    phases = profiler.schedule(
-        skip_first=5, wait=1, warmup=2, active=5, repeat=1
-    )
+    phases = profiler.schedule(skip_first=5, wait=1, warmup=2, active=5, repeat=1)
     write = profiler.tensorboard_trace_handler(folder, "rank0", use_gzip=True)
     return profiler.profile(schedule=phases, on_trace_ready=write)
 

@@ -72,9 +72,7 @@ class Watch(threading.Thread):
         self.patience = patience
         self.is_over = threading.Event()
         self.complaint = ""
-        self.keys = [
-            f"rank {rank} is there" for rank in range(dist.get_world_size())
-        ]
+        self.keys = [f"rank {rank} is there" for rank in range(dist.get_world_size())]
         self.store: Any = dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
