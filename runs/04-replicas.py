@@ -19,7 +19,7 @@ import torch.distributed as dist
 import miniddp
 from book import MUTED, figure, provenance, record, show_ranks, table
 from finetune.model import load_model
-from instruments.drift import VALUES, draw_in_four_ways, train_from
+from instruments.drift import MOMENTS, VALUES, draw_in_four_ways, running_means, train_from
 from instruments.failures import failure_of, functions_of, hang_of, last_line
 from instruments.programs import held_out_loss, run_edited_stage, step_losses
 from miniddp.process import device
@@ -33,8 +33,8 @@ def fill(text: str) -> str:
     return textwrap.fill(text, width=33, subsequent_indent="  ")
 
 
-def numbers(values: torch.Tensor) -> str:
-    return " ".join(f"{value:+.4f}" for value in values.tolist())
+def numbers(values: list[float]) -> str:
+    return " ".join(f"{value:+.4f}" for value in values)
 
 
 # %% [markdown]
@@ -116,9 +116,9 @@ def build_after_a_draw(rank: int) -> list[float]:
     if rank == 0:
         torch.rand(1)
     model = load_model("tiny", pretrained=False).to(device())
-    first = next(model.parameters()).flatten()[:4]
+    first = next(model.parameters()).flatten()[:4].tolist()
     print("first weights:", numbers(first), sep="\n")
-    return first.tolist()
+    return first
 
 
 drawn = miniddp.run_ranks(build_after_a_draw, 2)
@@ -168,29 +168,17 @@ show_ranks([waits, hang.outputs[1]])
 # DistributedDataParallel broadcasts the buffers of rank 0. What the others had counted is
 # overwritten.
 
-
 # %% name="torch-buffers"
-def two_forwards(rank: int) -> list[list[float]]:
-    miniddp.set_seed(42)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3)).to(device())
-    miniddp.set_seed(42, rank_offset=rank)  # equal weights, and data of its own
-    seen = []
-    model[1].register_forward_pre_hook(lambda norm, _: seen.append(norm.running_mean.clone()))
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    for _ in range(2):
-        ddp(torch.randn(16, 8).to(device()))
-        seen.append(model[1].running_mean.clone())
-    moments = ["before 1:", "after 1: ", "before 2:", "after 2: "]
-    for moment, mean in zip(moments, seen, strict=True):
-        print(moment, numbers(mean))
-    return [mean.tolist() for mean in seen]
-
-
-means = miniddp.run_ranks(two_forwards, 2)
+means = miniddp.run_ranks(running_means, 2)
 (_, after_0, second_0, _), (_, after_1, second_1, _) = means
 assert after_0 != after_1
 assert second_0 == second_1 == after_0, "the second forward starts from rank 0's buffers"
-show_ranks(means)
+show_ranks(
+    "\n".join(
+        f"{moment + ':':9} {numbers(mean)}" for moment, mean in zip(MOMENTS, of_rank, strict=True)
+    )
+    for of_rank in means
+)
 
 
 # %% name="deprecated"

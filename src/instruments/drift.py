@@ -48,6 +48,32 @@ def train_from(rank: int, seeds: list[int], steps: int) -> list[Step]:
     return taken
 
 
+MOMENTS = ("before 1", "after 1", "before 2", "after 2")
+
+
+def running_means(rank: int) -> list[list[float]]:
+    """The running means of three features at each of `MOMENTS`, under torch's DDP.
+
+    They stand in a batch normalisation, before and after it is called in two forward
+    passes. The ranks have equal weights and data of their own.
+    """
+    set_seed(42)
+    layers = (torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3))
+    model = torch.nn.Sequential(*layers).to(device())
+    set_seed(42, rank_offset=rank)
+    seen: list[list[float]] = []
+
+    def note(norm: torch.nn.Module, *_: object) -> None:
+        seen.append(norm.get_buffer("running_mean").tolist())
+
+    model[1].register_forward_pre_hook(note)
+    model[1].register_forward_hook(note)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        ddp(torch.randn(16, 8).to(device()))
+    return seen
+
+
 VALUES = 12
 
 

@@ -1,4 +1,4 @@
-from instruments.drift import VALUES, draw_in_four_ways, train_from
+from instruments.drift import MOMENTS, VALUES, draw_in_four_ways, running_means, train_from
 from miniddp import run_ranks
 
 
@@ -32,3 +32,11 @@ def test_only_two_ways_to_seed_give_equal_weights_and_masks_of_ones_own():
         "a seed per rank, then broadcast": (True, False),
     }
     assert all(len(drawn.kept) == VALUES for drawn in first.values())
+
+
+def test_each_forward_starts_from_the_buffers_of_rank_0():
+    first, second = run_ranks(running_means, 2)
+    assert len(first) == len(second) == len(MOMENTS)
+    equal = [one == other for one, other in zip(first, second, strict=True)]
+    assert equal == [True, False, True, False]
+    assert second[2] == first[1] != second[1]
