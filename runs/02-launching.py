@@ -161,7 +161,7 @@ print(textwrap.fill(last_line((named or lines)[-1]), 68, subsequent_indent="  ")
 rows = []
 for name in ("gloo", "nccl", "mpi", "ucc", "xccl"):
     default_for = [
-        kind for kind, it in dist.Backend.default_device_backend_map.items() if it == name
+        kind for kind, default in dist.Backend.default_device_backend_map.items() if default == name
     ]
     available = dist.is_backend_available(name)
     rows.append([name, "yes" if available else "no", ", ".join(default_for) or "–"])
@@ -177,14 +177,14 @@ table(rows, ["backend", "built in here", "default for"], align="lll")
 # %% name="groups"
 def add_up_on_the_node(rank: int) -> tuple[int, int]:
     nodes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    own = nodes[rank // 2]
+    node, other = nodes if rank < 2 else reversed(nodes)
     total = torch.tensor(rank + 1)
-    dist.all_reduce(total, group=own)
-    print(f"members: {dist.get_process_group_ranks(own)}")
-    print(f"rank in the group: {dist.get_rank(own)}")
-    print(f"rank in the other: {dist.get_rank(nodes[1 - rank // 2])}")
+    dist.all_reduce(total, group=node)
+    print(f"members: {dist.get_process_group_ranks(node)}")
+    print(f"rank in the group: {dist.get_rank(node)}")
+    print(f"rank in the other: {dist.get_rank(other)}")
     print(f"gave {rank + 1}, sum of the node: {total}")
-    return dist.get_rank(own), total.item()
+    return dist.get_rank(node), total.item()
 
 
 on_nodes = miniddp.run_ranks(add_up_on_the_node, 4)
@@ -223,7 +223,7 @@ def ask(rank: int) -> list[str]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
     print("      no mesh inter intra")
     for name in ("rank", "grank", "lrank", "ws", "pg"):
-        alone, inter, intra = (answer(name, it) for it in (None, mesh["inter"], mesh["intra"]))
+        alone, inter, intra = (answer(name, m) for m in (None, mesh["inter"], mesh["intra"]))
         print(f"{name:5} {alone:>7} {inter:>5} {intra:>5}")
     miniddp.get.register_mesh(mesh["inter"])
     found = [miniddp.get("rank"), miniddp.get("rank", mesh["intra"]), miniddp.get("grank")]

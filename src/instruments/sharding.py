@@ -131,5 +131,5 @@ def times_read(
         again = DistributedSampler(range(length), world_size, rank)
         times.update(go_on(again, sampler.state_dict()))
     once = sum(count == 1 for count in times.values())
-    more = sum(count > 1 for count in times.values())
-    return length - len(times), once, more
+    often = sum(count > 1 for count in times.values())
+    return length - len(times), once, often
