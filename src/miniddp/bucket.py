@@ -44,7 +44,11 @@ class Bucket:
     """
 
     def __init__(
-        self, index: int, plan: list[list[int]], parameters: Sequence[Tensor]
+        self,
+        index: int,
+        plan: list[list[int]],
+        parameters: Sequence[Tensor],
+        strides: Sequence[tuple[int, ...]],
     ) -> None:
         self.indices = plan[index]
         self.pending = set(self.indices)
@@ -53,11 +57,10 @@ class Bucket:
         self._parameters = [parameters[i] for i in self.indices]
         sizes = [parameter.numel() for parameter in self._parameters]
         self._flat = self._parameters[0].new_zeros(sum(sizes))
+        pieces = torch.split(self._flat, sizes)
         self._views = [
-            piece.as_strided(parameter.shape, dense_stride(parameter))
-            for piece, parameter in zip(
-                torch.split(self._flat, sizes), self._parameters, strict=True
-            )
+            piece.as_strided(parameters[i].shape, strides[i])
+            for i, piece in zip(self.indices, pieces, strict=True)
         ]
 
     def index(self) -> int:
@@ -87,10 +90,14 @@ def dense_stride(parameter: Tensor) -> tuple[int, ...]:
 
 
 def build_buckets(
-    parameters: Sequence[Tensor], cap_mb: float | None, order: Sequence[int]
+    parameters: Sequence[Tensor],
+    strides: Sequence[tuple[int, ...]],
+    cap_mb: float | None,
+    order: Sequence[int],
 ) -> list[Bucket]:
     """Plan and allocate buckets, for gradients that become ready in `order`.
 
+    Gradients lie there with these `strides`, which are the same on all ranks.
     `cap_mb` is torch's option, in MiB. None: 25, and 1 for the first bucket.
     While the order is not known, the last parameters' bucket goes first.
     """
@@ -103,4 +110,6 @@ def build_buckets(
     )
     if not order:
         plan.sort(key=min, reverse=True)
-    return [Bucket(index, plan, parameters) for index in range(len(plan))]
+    return [
+        Bucket(index, plan, parameters, strides) for index in range(len(plan))
+    ]

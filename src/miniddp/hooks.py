@@ -59,8 +59,13 @@ def _compressed(
     dtype: torch.dtype, process_group: Group, bucket: GradBucket
 ) -> Mean:
     buffer = bucket.buffer()
-    small = _average(buffer.to(dtype), process_group)
-    return small.then(lambda future: buffer.copy_(future.value()))
+    numbers = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+    def restore(future: Mean) -> Tensor:
+        numbers.copy_(future.value())
+        return buffer
+
+    return _average(numbers.to(dtype), process_group).then(restore)
 
 
 def wait_for(future: Any, bucket: Any) -> None:

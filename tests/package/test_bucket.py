@@ -1,11 +1,12 @@
 """Plans of buckets as pure functions, and the flat buffer."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from miniddp.bucket import Bucket, build_buckets, plan_buckets
+from miniddp.bucket import Bucket, build_buckets, dense_stride, plan_buckets
 
 from ..parity import row
 
@@ -53,9 +54,21 @@ def test_the_same_plan_as_torch(seed: int) -> None:
     assert ours == [[order[i] for i in bucket] for bucket in theirs]
 
 
+def bucket_of(parameters: list[torch.Tensor]) -> Bucket:
+    strides = [dense_stride(parameter) for parameter in parameters]
+    return Bucket(0, [list(range(len(parameters)))], parameters, strides)
+
+
+def buckets_of(
+    parameters: list[torch.Tensor], cap_mb: float | None, order: Sequence[int]
+) -> list[Bucket]:
+    strides = [dense_stride(parameter) for parameter in parameters]
+    return build_buckets(parameters, strides, cap_mb, order)
+
+
 def test_gradients_are_views_of_one_buffer() -> None:
     parameters = [torch.randn(2, 3), torch.randn(4), torch.randn(())]
-    bucket = Bucket(0, [[0, 1, 2]], parameters)
+    bucket = bucket_of(parameters)
     bucket.set_buffer(torch.arange(11.0))
     assert [tuple(g.shape) for g in bucket.gradients()] == [(2, 3), (4,), ()]
     assert torch.cat([g.reshape(-1) for g in bucket.gradients()]).tolist() == list(range(11))
@@ -64,7 +77,7 @@ def test_gradients_are_views_of_one_buffer() -> None:
 
 
 def test_only_the_last_bucket_is_last() -> None:
-    buckets = build_buckets([torch.ones(2), torch.ones(3)], cap_mb=0, order=[1, 0])
+    buckets = buckets_of([torch.ones(2), torch.ones(3)], cap_mb=0, order=[1, 0])
     assert [bucket.is_last() for bucket in buckets] == [False, True]
     assert [bucket.index() for bucket in buckets] == [0, 1]
     assert [bucket.parameters()[0].numel() for bucket in buckets] == [3, 2]
@@ -72,7 +85,7 @@ def test_only_the_last_bucket_is_last() -> None:
 
 def test_a_view_has_the_strides_of_its_parameter() -> None:
     image = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    bucket = Bucket(0, [[0, 1]], [torch.empty(3), image])
+    bucket = bucket_of([torch.empty(3), image])
     bucket.set_buffer(torch.arange(99.0))
     _, view = bucket.gradients()
     assert view.stride() == image.stride()
@@ -81,7 +94,7 @@ def test_a_view_has_the_strides_of_its_parameter() -> None:
 
 def test_a_parameter_with_gaps_gets_a_dense_view() -> None:
     gaps = torch.empty(4, 6)[:, ::2]
-    bucket = Bucket(0, [[0, 1]], [torch.empty(2), gaps])
+    bucket = bucket_of([torch.empty(2), gaps])
     bucket.set_buffer(torch.arange(14.0))
     _, view = bucket.gradients()
     assert view.is_contiguous()
@@ -90,7 +103,7 @@ def test_a_parameter_with_gaps_gets_a_dense_view() -> None:
 
 def test_the_order_is_guessed_until_it_is_known() -> None:
     sizes = [torch.ones(2), torch.ones(3), torch.ones(4).double()]
-    indices = [bucket.indices for bucket in build_buckets(sizes, cap_mb=1000, order=())]
+    indices = [bucket.indices for bucket in buckets_of(sizes, 1000, ())]
     assert indices == [[2], [0, 1]], "one bucket for each dtype, the last parameters first"
 
 
@@ -99,5 +112,5 @@ def test_only_the_default_begins_with_a_small_bucket(
     cap_mb: float | None, buckets: list[int]
 ) -> None:
     mebibytes = [torch.empty(2**18, device="meta")] * 40
-    found = build_buckets(mebibytes, cap_mb, range(40))
+    found = buckets_of(mebibytes, cap_mb, range(40))
     assert [len(bucket.indices) for bucket in found] == buckets

@@ -124,9 +124,11 @@ def layouts_that_agree(rank: int, kind: str) -> None:
     if kind == "after wrapping" and rank == 0:
         net.conv.weight.data = net.conv.weight.data.to(memory_format=torch.channels_last)
     inputs = parts(rank, 2, 2, 5, 5)
-    ddp(inputs[rank]).square().mean().backward()
     alone = mean_of(build, inputs, lambda net, x: net(x).square().mean())
-    ddp_cases.assert_same(ddp.module, alone, kind)
+    for step in range(3):  # the buckets are built anew before the second
+        ddp.zero_grad()
+        ddp(inputs[rank]).square().mean().backward()
+        ddp_cases.assert_same(ddp.module, alone, f"{kind}, step {step}")
 
 
 @pytest.mark.parametrize("kind", ["in name", "on all", "after wrapping"])
@@ -508,14 +510,14 @@ def test_a_gradient_of_another_dtype() -> None:
         assert "torch.bfloat16" in message
 
 
-def complex_weights(rank: int, hook: Any) -> None:
+def complex_weights(rank: int, hook: Any, tolerance: dict[str, float]) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(12, 9, dtype=torch.complex64))
 
         def forward(self, x: Tensor) -> Tensor:
-            return (x.to(self.weight.dtype) @ self.weight).abs()
+            return torch.view_as_real(x.to(self.weight.dtype) @ self.weight) - 0.5
 
     def loss(net: nn.Module, x: Tensor) -> Tensor:
         return net(x).square().mean()
@@ -529,12 +531,21 @@ def complex_weights(rank: int, hook: Any) -> None:
     for _ in range(3):
         ddp.zero_grad()
         loss(ddp, inputs[rank]).backward()
-        ddp_cases.assert_same(ddp.module, mean_of(Net, inputs, loss), hook.__name__)
+        alone = mean_of(Net, inputs, loss)
+        assert alone.weight.grad.imag.abs().max() > 0.1
+        ddp_cases.assert_same(ddp.module, alone, hook.__name__, **tolerance)
 
 
-@pytest.mark.parametrize("hook", [hooks.allreduce_hook, hooks.powerSGD_hook])
-def test_hooks_average_complex_weights(hook: Any) -> None:
-    on_ranks(complex_weights, hook)
+@pytest.mark.parametrize(
+    ("hook", "tolerance"),
+    [
+        (hooks.allreduce_hook, CLOSE),
+        (hooks.powerSGD_hook, CLOSE),
+        (hooks.fp16_compress_hook, ddp_cases.HALF),
+    ],
+)
+def test_hooks_average_complex_weights(hook: Any, tolerance: dict[str, float]) -> None:
+    on_ranks(complex_weights, hook, tolerance)
 
 
 def buffers_of_their_own(rank: int) -> list[int]:
@@ -598,6 +609,42 @@ def test_a_layer_converted_after_wrapping() -> None:
     for message in errors(converted_in_part, last_to_double):
         assert "'last.weight' is torch.float64" in message
         assert "convert the module, then wrap it" in message
+
+
+def thawed(rank: int) -> None:
+    module = Mlp()
+    module.first.requires_grad_(False)
+    ddp = DDP(module)
+    ddp(torch.randn(2, 5)).sum().backward()
+    module.first.requires_grad_(True)
+    with torch.no_grad():
+        ddp(torch.randn(2, 5))
+    ddp(torch.randn(2, 5))
+
+
+def test_a_layer_unfrozen_after_wrapping() -> None:
+    for message in errors(thawed):
+        assert "'first.weight' did not require a gradient when it was wrapped" in message
+        assert "unfreeze the module, then wrap it" in message
+
+
+def replaced(rank: int, what: str, options: dict[str, Any]) -> None:
+    ddp = DDP(Mlp(), **options)
+    ddp(torch.randn(2, 5)).sum().backward()
+    if what == "state":
+        state = {name: value.clone() for name, value in ddp.module.state_dict().items()}
+        ddp.module.load_state_dict(state, assign=True)
+    else:
+        ddp.module.last = nn.Linear(16, 3)
+    ddp(torch.randn(2, 5)).sum().backward()
+
+
+@pytest.mark.parametrize("what", ["state", "layer"])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_a_parameter_replaced_after_wrapping(what: str, options: dict[str, Any]) -> None:
+    for message in errors(replaced, what, options):
+        assert "is no longer the parameter that was wrapped" in message
+        assert ("'last." in message) == (what == "layer")
 
 
 # Join

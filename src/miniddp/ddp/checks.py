@@ -1,7 +1,7 @@
 """What `DistributedDataParallel` refuses, each with a sentence."""
 
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,23 +130,41 @@ def check_hook(hook: Any, registered: Any) -> None:
         )
 
 
-def check_kinds(
-    names: Sequence[str],
-    parameters: Sequence[torch.Tensor],
-    kinds: Sequence[tuple[torch.dtype, torch.device]],
+def check_parameter(
+    name: str,
+    parameter: torch.Tensor,
+    kind: tuple[torch.dtype, torch.device],
+    look_up: Callable[[str], torch.Tensor],
 ) -> None:
-    """Raise `RuntimeError` for a parameter converted or moved since wrapping.
+    """Raise `RuntimeError` for one replaced, converted or moved since wrapping.
 
-    Its gradients would no longer come to the reducer.
+    Its gradients would not come to the reducer.
     """
-    now = [(parameter.dtype, parameter.device) for parameter in parameters]
-    if now == kinds:
-        return
-    i = next(i for i, kind in enumerate(kinds) if now[i] != kind)
-    raise RuntimeError(
-        f"{names[i]!r} is {now[i][0]} on {now[i][1]}, but was {kinds[i][0]} on "
-        f"{kinds[i][1]} when it was wrapped: convert the module, then wrap it"
-    )
+    try:
+        is_there = look_up(name) is parameter
+    except AttributeError:
+        is_there = False
+    if not is_there:
+        raise RuntimeError(
+            f"{name!r} is no longer the parameter that was wrapped, after "
+            "load_state_dict(assign=True), say: change the module, then wrap it"
+        )
+    if (parameter.dtype, parameter.device) != kind:
+        raise RuntimeError(
+            f"{name!r} is {parameter.dtype} on {parameter.device}, but was "
+            f"{kind[0]} on {kind[1]} when it was wrapped: convert the module, "
+            "then wrap it"
+        )
+
+
+def check_frozen(frozen: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise `RuntimeError` for a parameter that is trained only since."""
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise RuntimeError(
+                f"{name!r} did not require a gradient when it was wrapped, so "
+                "nobody would average it: unfreeze the module, then wrap it"
+            )
 
 
 def check_gradients(

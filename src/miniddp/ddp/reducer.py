@@ -16,7 +16,7 @@ stream, and the future that it returns stands for all that it has queued.
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from miniddp.bucket import Bucket, build_buckets
+from miniddp.bucket import Bucket, build_buckets, dense_stride
 from miniddp.ddp import checks
 from miniddp.ddp.outputs import tensors_with_graph
 from miniddp.hooks import Hook, wait_for
@@ -39,6 +39,7 @@ class Reducer:
         group: the ranks that average.
         cap_mb: a bucket is sent when it has reached this size, in MiB, or None.
         as_views: let each `.grad` be a view of its bucket.
+        look_up: what the module has now under a parameter's name.
         rebuild: after the first backward, plan the buckets in its order.
     """
 
@@ -50,11 +51,14 @@ class Reducer:
         group: dist.ProcessGroup,
         cap_mb: float | None,
         as_views: bool,
+        look_up: Callable[[str], Tensor],
         rebuild: bool = True,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [parameter for _, parameter in named_parameters]
         self.kinds = [(p.dtype, p.device) for p in self.parameters]
+        self.strides = [dense_stride(p) for p in self.parameters]
+        self.look_up = look_up
         self.group = group
         self.world_size = dist.get_world_size(group)
         self.cap_mb = cap_mb
@@ -74,7 +78,9 @@ class Reducer:
         self.add_hooks()
 
     def new_buckets(self, cap_mb: float | None) -> None:
-        self.buckets = build_buckets(self.parameters, cap_mb, self.first_order)
+        self.buckets = build_buckets(
+            self.parameters, self.strides, cap_mb, self.first_order
+        )
         self.bucket_of = {
             i: bucket for bucket in self.buckets for i in bucket.indices
         }
@@ -127,7 +133,14 @@ class Reducer:
         self.too_late = False
         self.backwards += 1
         if self.expecting:  # some gradient has not come
-            checks.check_kinds(self.names, self.parameters, self.kinds)
+            self.check_parameters(range(len(self.parameters)))
+
+    def check_parameters(self, indices: Iterable[int]) -> None:
+        """Raise unless they are what was wrapped: others have no hook."""
+        for i in indices:
+            checks.check_parameter(
+                self.names[i], self.parameters[i], self.kinds[i], self.look_up
+            )
 
     def mark_ready(self, i: int) -> None:
         """Autograd has accumulated the gradient of parameter i."""

@@ -4,7 +4,7 @@
 gradient; `check_reduction` asks, at the end, whether all ranks got them all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,12 @@ class SearchingReducer(Reducer):
         group: dist.ProcessGroup,
         cap_mb: float | None,
         as_views: bool,
+        look_up: Callable[[str], Tensor],
     ) -> None:
         self.unused: list[int] = []
         self.used: set[int] = set()  # since the last mean, in no_sync too
         super().__init__(
-            named_parameters, group, cap_mb, as_views, rebuild=False
+            named_parameters, group, cap_mb, as_views, look_up, rebuild=False
         )
 
     def prepare_for_backward(self, output: Any) -> Any:
@@ -39,6 +40,7 @@ class SearchingReducer(Reducer):
         self.unused = [
             i for i, p in enumerate(self.parameters) if p not in reached
         ]
+        self.check_parameters(self.unused)
         return super().prepare_for_backward(join_graphs(output))
 
     def mark_ready(self, i: int) -> None:

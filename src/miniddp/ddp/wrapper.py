@@ -91,11 +91,17 @@ class DistributedDataParallel(nn.Module):
         self.bucket_cap_mb = bucket_cap_mb
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
+        self.frozen = [
+            (name, parameter)
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad
+        ]
         self.reducer = build_reducer(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; prepare for the backward pass that follows."""
         if torch.is_grad_enabled():
+            checks.check_frozen(self.frozen)
             self.reducer.rebuild_buckets()
         if self.forward_sync_buffers and self.require_forward_param_sync:
             buffers = self.module.buffers()
@@ -155,4 +161,5 @@ def build_reducer(ddp: DistributedDataParallel) -> Reducer:
         group=ddp.process_group,
         cap_mb=ddp.bucket_cap_mb,
         as_views=ddp.gradient_as_bucket_view,
+        look_up=ddp.module.get_parameter,
     )
