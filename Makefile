@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test site-to-test test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults soak constraints clean
+.PHONY: help site serve preview test site-to-test is-exercise is-stage test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults fuzz soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -27,11 +27,9 @@ site: ## make the book's site in _site: with Quarto, else with Pandoc (WITH=quar
 	@$(PYTHON) tools/build_site.py $(if $(WITH),--$(WITH))
 
 serve: ## serve _site on this machine (PORT=8000)
-	@test -f _site/index.html || { echo "there is no _site yet: make site"; exit 1; }
-	@echo "http://127.0.0.1:$(PORT) (Ctrl+C ends it)"
-	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _site
+	@$(PYTHON) tools/build_site.py --serve --port $(PORT)
 
-preview: ## serve the book, render what changes and reload the browser (PORT=8000, WITH=plain)
+preview: ## serve the book, render what changes and reload the browser (PORT=8000, WITH=quarto)
 	@$(PYTHON) tools/build_site.py --preview --port $(PORT) $(if $(WITH),--$(WITH))
 
 # Tests of an AREA run alone: without checks, and without the site if they do not look at it.
@@ -58,11 +56,11 @@ test-gpu: ready-test ## the package's tests on this machine's GPUs, over NCCL an
 		echo "==> NCCL, $$gpus ranks"; $(BIN)/pytest tests/package --device cuda --backend nccl; \
 	fi
 
-lint: ready-lint ## check the style of code and prose, the spelling, the workflows
+lint: ready-lint ## check the style of code and prose, the spelling, the workflows, quotes of code
 	@failed=0; for check in "ruff check" "ruff format --check" "panache format --check $(BOOK)" \
 		"panache lint $(BOOK)" typos "zizmor --offline --quiet .github"; do \
 		echo "==> $$check"; $(BIN)/$$check || failed=1; \
-	done; exit $$failed
+	done; echo "==> quotes"; $(PYTHON) tools/quoted.py || failed=1; exit $$failed
 
 types: ready-test ## check the types of src
 	@echo "==> mypy"
@@ -92,14 +90,21 @@ record-gpu: ## on a borrowed machine: record on its GPU into DIR, within BUDGET 
 merge-recordings: ## check the recordings in DIR and bring them into the book
 	@$(PYTHON) tools/record.py --merge "$(DIR)"
 
-exercise: ready-test ## the first step that your solution of an exercise misses: N=05 (HINT=1, WATCH=1)
-	@$(BIN)/python exercises/walk.py $(N) $(if $(HINT),--hint) $(if $(WATCH),--watch)
+exercise: is-exercise ready-exercise ## the first step that your solution of an exercise misses: N=05 (HINT=1, WATCH=1)
+	@$(BIN)/python exercises/walk.py $(N) $(if $(HINT),--hint) $(if $(WATCH),--watch) || test $$? = 1
 
-stage: ready-test ## train with the book's program as it is after chapter N=3 (RANKS=2)
-	@test -n "$(N)" || { echo "say which stage: make stage N=3"; exit 2; }
-	@compgen -G "stages/$(N)_*.py" >/dev/null || { echo "there is no stage $(N)"; exit 2; }
+is-exercise:
+	@test -z "$(N)" -o -n "$(wildcard exercises/$(N)_*.py exercises/0$(N)_*.py)" || \
+		{ echo "there is no exercise $(N): make exercise N=05" >&2; exit 2; }
+
+STAGE := $(firstword $(wildcard stages/$(N)_*.py stages/$(N:0%=%)_*.py))
+
+stage: is-stage ready-stage ## train with the book's program as it is after chapter N=3 (RANKS=2)
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone \
-		--nproc_per_node=$(if $(filter 0,$(N)),1,$(RANKS)) stages/$(N)_*.py
+		--nproc_per_node=$(if $(findstring /0_,$(STAGE)),1,$(RANKS)) $(STAGE)
+
+is-stage:
+	@test -n "$(STAGE)" || { echo "$(if $(N),there is no stage $(N),say which stage): make stage N=3" >&2; exit 2; }
 
 parity: ready-test ## write the book's table of what torch and miniddp do, from the tests that compare them
 	@$(BIN)/pytest -q tests/package tests/finetune tests/instruments -m parity --parity=tests/parity.json
@@ -114,6 +119,9 @@ bench: ready-test ## time the DDPs and the ring beside torch's, as ratios (takes
 
 faults: ready-test ## break trainings in every way, and count what survives (REPEAT=20, SEED=1)
 	@$(BIN)/python runs/faults.py $(if $(REPEAT),--repeat $(REPEAT)) $(if $(SEED),--seed $(SEED))
+
+fuzz: ready-test ## run programs from a grammar on both classes and one process (PROGRAMS=10000, SEED=1)
+	@$(BIN)/python -m tests.endurance.fuzz $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(SEED),--seed $(SEED))
 
 soak: ready-test ## train 20,000 steps: memory, files and threads flat, a resume equal (STEPS=20000)
 	@$(BIN)/python runs/soak.py $(if $(STEPS),--steps $(STEPS))

@@ -170,16 +170,16 @@ def main() -> int:
     parser.add_argument("--hint", action="store_true", help="show a hint for the step")
     parser.add_argument("--watch", action="store_true", help="again, whenever you save")
     options = parser.parse_args()
-    number = options.number or first_unsolved()
+    number = options.number.zfill(2) if options.number else first_unsolved()
     if number is None:
         print("All exercises are solved.")
         return 0
     if number not in NAMES:
-        parser.error(f"there is no exercise {short(number)}: there are {', '.join(NAMES)}")
+        parser.error(f"there is no exercise {number!r}: there are {', '.join(NAMES)}")
     if not options.watch:
         return walk(number, options.hint)
     try:
-        watch(options.number, options.hint)
+        watch(number, options.hint)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -271,16 +271,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def page_problems(root: Path) -> Iterator[str]:
-    """Pages that are listed and absent, or present and not listed."""
-    text = (root / "_quarto.yml").read_text(encoding="utf-8")
-    listed = re.findall(r"(?m)^[^#\n]*?(\w[\w./-]*\.qmd)\b", text)
-    here = [path.relative_to(root).as_posix() for path in quoted.pages(root)]
-    for name in listed:
-        if name not in here:
-            yield f"_quarto.yml names {name}, which does not exist"
-    for name in here:
-        if name not in listed:
-            yield f"{name} is not listed in _quarto.yml"
+    """Pages that _quarto.yml or their run says otherwise of."""
+    yield from quoted.listing_problems(root)
     for run in digest.run_names(root):
         page = root / "runs" / f"{run}.qmd"
         if not page.exists():

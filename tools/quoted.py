@@ -58,6 +58,19 @@ def pages(root: Path) -> list[Path]:
     return [*root.glob("index.qmd"), *itertools.chain(*folders)]
 
 
+def listing_problems(root: Path) -> Iterator[str]:
+    """Pages that are listed and absent, or present and not listed."""
+    text = (root / "_quarto.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"(?m)^[^#\n]*?(\w[\w./-]*\.qmd)\b", text)
+    here = [path.relative_to(root).as_posix() for path in pages(root)]
+    for name in listed:
+        if name not in here:
+            yield f"_quarto.yml names {name}, which does not exist"
+    for name in here:
+        if name not in listed:
+            yield f"{name} is not listed in _quarto.yml"
+
+
 def quotes(root: Path) -> Iterator[Quote]:
     for path in pages(root):
         text = path.read_text(encoding="utf-8")
