@@ -1,0 +1,251 @@
+"""Whether what was found is right: one word, and why."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .model import Spec
+from .ranks import Found, Outcome, tensor_of
+
+
+class Verdict(NamedTuple):
+    word: str
+    why: str = ""
+
+    @property
+    def fails(self) -> bool:
+        return self.word in FAILURES
+
+
+FAILURES = {
+    "wrong": "gradients or weights that no mean gives, and nobody says so",
+    "ranks disagree": "equal in the reference, but not on the ranks",
+    "other bits": "right, but not torch's bits",
+    "refused": "torch is right, ours refuses",
+    "error": "an error that is no sentence, or not on all ranks",
+    "hangs": "longer than the timeout of the group",
+}
+GOOD = {
+    "same": "right, and torch's bits",
+    "both refuse": "ours on every rank, with a sentence",
+    "better": "torch is wrong, refuses or hangs; ours is right or refuses",
+    "known": "a difference that is listed",
+    "no program": "fails in one process, too",
+}
+REFUSALS = ("RuntimeError", "ValueError", "NotImplementedError")
+
+
+class Known(NamedTuple):
+    """A difference with its reason: for these words only, and where `holds`."""
+
+    reason: str
+    words: tuple[str, ...]
+    holds: Callable[[Spec, str], bool]
+
+
+def blocks_with(spec: Spec, **wanted: Any) -> bool:
+    """Whether a block has all of these values."""
+    return any(
+        all(block.get(key.replace("_", " ")) == value for key, value in wanted.items())
+        for block in spec["blocks"]
+    )
+
+
+def steps_with(spec: Spec, kind: str) -> bool:
+    return any(step.get("kind") == kind for step in spec["steps"])
+
+
+KNOWN = [
+    Known(
+        "with 3 ranks, torch divides where ours multiplies by 1/3: with views and gradients that "
+        "stay, and in communication hooks",
+        ("other bits",),
+        lambda spec, _: spec["ranks"] == 3 and ("views" in spec or "comm hook" in spec),
+    ),
+    Known(
+        "PowerSGD draws other random numbers than torch's",
+        ("other bits",),
+        lambda spec, _: spec.get("comm hook") == "powerSGD",
+    ),
+    Known(
+        "backward(create_graph=True) is refused",
+        ("refused",),
+        lambda spec, why: steps_with(spec, "create_graph") and "create_graph=True" in why,
+    ),
+    Known(
+        "check_reduction, which torch ignores, refuses what is left out at once",
+        ("refused",),
+        lambda spec, why: bool(spec.get("check reduction")) and "got no gradient in this" in why,
+    ),
+]
+
+
+def judge(spec: Spec, found: Found) -> Verdict:
+    verdict = judge_without_list(spec, found)
+    for known in KNOWN:
+        if verdict.word in known.words and known.holds(spec, verdict.why):
+            return Verdict("known", known.reason)
+    return verdict
+
+
+def judge_without_list(spec: Spec, found: Found) -> Verdict:
+    if any(outcome.hangs for outcome in found.miniddp):
+        return Verdict("hangs")
+    reference = found.reference
+    if all(outcome.trace is not None for outcome in found.miniddp):
+        if reference[0].trace is None:
+            if found.torch[0].trace is None:
+                return Verdict("wrong", f"one process refuses: {reference[0].error}")
+            return Verdict("no program", reference[0].error)
+        if problem := wrong(spec, found.miniddp, reference):
+            return problem
+        if wrong_in_torch(spec, found):
+            return Verdict("better", "right")
+        if place := other_bits(found):
+            return Verdict("other bits", place)
+        return Verdict("same")
+    return judge_refusal(spec, found)
+
+
+def wrong_in_torch(spec: Spec, found: Found) -> bool:
+    if any(outcome.trace is None for outcome in found.torch):
+        return True
+    return wrong(spec, found.torch, found.reference) is not None
+
+
+def judge_refusal(spec: Spec, found: Found) -> Verdict:
+    reference = found.reference[0]
+    refusals = [o for o in found.miniddp if o.trace is None and not o.lost_connection]
+    if not refusals:
+        return Verdict("error", f"ranks lose each other: {first_error(found.miniddp)}")
+    first = refusals[0]
+    if same_as_alone(first, reference):
+        return Verdict("no program", first.error)
+    if problem := no_sentence(first):
+        return Verdict("error", f"{problem}: {first.kind}: {first.error}")
+    if not wrong_in_torch(spec, found):
+        return Verdict("refused", first.error)
+    everywhere = len(refusals) == len(found.miniddp)
+    if not everywhere and not of_one_rank(spec):
+        return Verdict("error", f"not on every rank: {first.error}")
+    if all(outcome.trace is not None for outcome in found.torch):
+        return Verdict("better", f"refuses: {first.error}")
+    return Verdict("both refuse", first.error)
+
+
+def same_as_alone(first: Outcome, reference: Outcome) -> bool:
+    same_words = first.error[:40] == reference.error[:40]
+    return reference.trace is None and first.kind == reference.kind and same_words
+
+
+def first_error(outcomes: list[Outcome]) -> str:
+    return next((o.error for o in outcomes if o.trace is None), "")
+
+
+def of_one_rank(spec: Spec) -> bool:
+    """Whether only some ranks can see what is wrong: the others lose their connection."""
+    branches = ("rank 0", "changing ranks")
+    layouts = [block.get("layout", {}) for block in spec["blocks"]]
+    return any(block.get("branch") in branches for block in spec["blocks"]) or any(
+        layout.get("ranks") == "one" and layout.get("when") == "after" for layout in layouts
+    )
+
+
+def no_sentence(outcome: Outcome) -> str:
+    if outcome.kind not in REFUSALS:
+        return "not a refusal"
+    if outcome.raised_in != "miniddp":
+        return "an error from below, not ours"
+    if "\n" in outcome.error or not outcome.error or len(outcome.error) > 600:
+        return "not one sentence"
+    return ""
+
+
+# Numbers
+
+
+def wrong(spec: Spec, ranks: list[Outcome], reference: list[Outcome]) -> Verdict | None:
+    """Where it is not what one process gets, or None."""
+    if reference[0].trace is None:
+        return Verdict("wrong", f"one process refuses: {reference[0].error}")
+    tolerance = tolerance_of(spec)
+    skips = any(step.get("before") == "skipped batch" for step in spec["steps"])
+    for rank, (outcome, alone) in enumerate(zip(ranks, reference, strict=True)):
+        assert outcome.trace is not None
+        assert alone.trace is not None
+        for (label, found), (_, wanted) in zip(outcome.trace, alone.trace, strict=True):
+            if skips and label.endswith("local"):
+                continue  # the next backward sends what a skipped one has not: the mean is right
+            for name in wanted:
+                off = distance(found[name], wanted[name])
+                if off > tolerance:
+                    place = f"{label}: {name} on rank {rank} is off by {off:.1e}"
+                    return Verdict("wrong", place)
+    return disagreeing(ranks, reference)
+
+
+def tolerance_of(spec: Spec) -> float:
+    if spec.get("comm hook") == "powerSGD":
+        return float("inf")
+    if any(block.get("dtype") == "bfloat16" for block in spec["blocks"]):
+        return 0.05
+    return {"fp16": 0.01, "bf16": 0.05}.get(spec.get("comm hook", ""), 1e-3)
+
+
+def distance(found: Any, wanted: Any) -> float:
+    """The largest difference, over the largest entry; None stands for zeros."""
+    if found is None and wanted is None:
+        return 0.0
+    if found is None or wanted is None:
+        there = tensor_of(found or wanted)
+        return float(there.ne(0).any())
+    one = plain(found)
+    other = plain(wanted)
+    if one.shape != other.shape:
+        return float("inf")
+    both = torch.isfinite(one) & torch.isfinite(other)
+    if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
+        return float("inf")
+    if not both.any():
+        return 0.0
+    off = (one - other)[both].abs().max().item()
+    return float(off / max(other[both].abs().max().item(), 1e-3))
+
+
+def plain(sent: Any) -> Tensor:
+    tensor = tensor_of(sent)
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.double()
+
+
+def disagreeing(ranks: list[Outcome], reference: list[Outcome]) -> Verdict | None:
+    for rank, outcome in enumerate(ranks):
+        alone = reference[rank].trace
+        assert outcome.trace is not None
+        assert ranks[0].trace is not None
+        assert alone is not None
+        assert reference[0].trace is not None
+        for i, (label, found) in enumerate(outcome.trace):
+            for name, value in found.items():
+                first = ranks[0].trace[i][1][name]
+                if value != first and alone[i][1][name] == reference[0].trace[i][1][name]:
+                    return Verdict("ranks disagree", f"{label}: {name} on ranks 0 and {rank}")
+    return None
+
+
+def other_bits(found: Found) -> str:
+    for rank, (ours, theirs) in enumerate(zip(found.miniddp, found.torch, strict=True)):
+        for (label, mine), (_, other) in zip(ours.trace or [], theirs.trace or [], strict=True):
+            for name, value in mine.items():
+                if value != other[name]:
+                    return f"{label}: {name} on rank {rank}{none(value, other[name])}"
+    return ""
+
+
+def none(ours: Any, theirs: Any) -> str:
+    if ours is None or theirs is None:
+        return f", None in {'miniddp' if ours is None else 'torch'} only"
+    return ""
