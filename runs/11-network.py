@@ -11,13 +11,12 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 
 from book import LINE, MUTED, RANK_COLORS, figure, provenance, record, table
-from instruments import measurements, predictions
+from instruments import job, measurements, predictions
 from instruments.cost import bus_bandwidth, ring_all_reduce_bytes
-from instruments.flops import peak_flops
-from instruments.network import NODES, Network, gpu_node, volume
-from instruments.predictions import GIB, LINKS, TRAININGS, curve_of, within
-from instruments.scaling import scaling_efficiency, smallest_batch_per_rank
-from instruments.simulator import Step, even_layers, simulate
+from instruments.job import EIGHT_CARDS, ONE_CARD, PEAK
+from instruments.network import volume
+from instruments.predictions import GIB, LINKS, TRAININGS, curve_of
+from instruments.scaling import smallest_batch_per_rank
 from miniddp.bucket import MIB
 
 provenance(device="cpu", world_size=1, backend=None)
@@ -30,7 +29,6 @@ provenance(device="cpu", world_size=1, backend=None)
 # Gbit/s, and a ring for each of them. What a bucket of 25 MiB reaches of that, others measured.
 
 # %% name="published"
-PEAK = peak_flops("NVIDIA H100 80GB HBM3")
 NVLINK = 450e9
 INFINIBAND = 8 * 400e9 / 8
 
@@ -53,8 +51,6 @@ for name, bandwidth in BANDWIDTHS.items():
     rows.append([name, f"{bandwidth / 1e9:.0f}", *(f"{count:,.0f}" for count in tokens)])
 record(
     peak_tflops=PEAK / 1e12,
-    nvlink_tokens=smallest_batch_per_rank(PEAK, NVLINK),
-    infiniband_tokens=smallest_batch_per_rank(PEAK, INFINIBAND),
 )
 table(rows, ["link", "GB/s", "at peak", "at 40 %"], "lrrr")
 
@@ -80,14 +76,11 @@ learned = [
 ]
 halves = predictions.half_tables()
 sparse = [found.percent for half in halves for found in half]
-broken = [half for half in halves if not within(half, predictions.WORST, predictions.MEDIAN)]
 trainings = predictions.plain_training()
 record(
     all_reduces=len(learned),
     all_reduce_median=statistics.median(learned),
     all_reduce_worst=max(learned),
-    half_tables=len(halves),
-    half_tables_broken=len(broken),
     half_median=statistics.median(sparse),
     half_worst=max(sparse),
     times_sheet_from_32_mib=predictions.times_promised(32 * MIB),
@@ -197,63 +190,25 @@ record(
 # of its peak. The nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of
 # 100 Gb/s.
 
-# %% name="job"
-PARAMETERS = 1_700_000_000
-TOKENS = 4096
-REACHED = 0.4
-COMPUTE = 6 * PARAMETERS * TOKENS / (REACHED * PEAK)
-EIGHT_CARDS = NODES["DGX H100"]
-ONE_CARD = gpu_node(450e9, 100e9 / 8, cards=1, hop=25e-6)
-
-
-def bucket_bytes(total: int, cap: int) -> list[int]:
-    """Of a large model. DDP's first bucket has 1 MiB, unless you choose a size."""
-    first = MIB if cap == 25 * MIB else cap
-    full, last = divmod(total - first, cap)
-    return [first, *[cap] * full, last]
-
-
-def step(gpus: int, nodes: Network, cap=25 * MIB, sent=4, batches=1) -> Step:
-    """A step of `gpus` GPUs in which each gradient travels as `sent` bytes."""
-    sizes = bucket_bytes(4 * PARAMETERS, cap)
-    layers = even_layers(sizes, COMPUTE / 3, COMPUTE * 2 / 3)
-
-    def all_reduce(size: float) -> float:
-        return nodes.all_reduce_seconds(size * sent / 4, gpus)
-
-    return simulate(layers, all_reduce, micro_batches=batches)
-
-
 # %% name="job-table"
-DATA = 34e9  # tokens to train on
-
-
-def hours(gpus: int, job: Step) -> float:
-    return DATA / (gpus * TOKENS) * job.seconds / 3600
-
-
-def efficiency(job: Step) -> float:
-    return 100 * scaling_efficiency(job.compute, job.seconds)
-
-
 JOBS = [
     ("one node", EIGHT_CARDS, [8]),
     ("eight cards", EIGHT_CARDS, [16, 64, 256]),
     ("one card", ONE_CARD, [16, 64, 256]),
 ]
-jobs = {(name, gpus): step(gpus, nodes) for name, nodes, numbers in JOBS for gpus in numbers}
+jobs = {(name, gpus): job.step(gpus, nodes) for name, nodes, numbers in JOBS for gpus in numbers}
 table(
     [
         [
             name,
             gpus,
-            f"{1e3 * job.communication:,.0f}",
-            f"{1e3 * job.seconds:,.0f}",
-            f"{efficiency(job):.0f}",
-            f"{hours(gpus, job):.1f}",
-            f"{gpus * hours(gpus, job):,.0f}",
+            f"{1e3 * step.communication:,.0f}",
+            f"{1e3 * step.seconds:,.0f}",
+            f"{job.efficiency(step):.0f}",
+            f"{job.hours(gpus, step):.1f}",
+            f"{gpus * job.hours(gpus, step):,.0f}",
         ]
-        for (name, gpus), job in jobs.items()
+        for (name, gpus), step in jobs.items()
     ],
     ["between nodes", "GPUs", "messages, ms", "step, ms", "efficiency, %", "hours", "GPU-hours"],
     "lrrrrrr",
@@ -261,10 +216,10 @@ table(
 
 # %% name="job-hours"
 GPUS_OF_JOB = [16, 32, 64, 128, 256]
-one_node = hours(8, jobs["one node", 8])
+one_node = job.hours(8, jobs["one node", 8])
 fig, axes = plt.subplots(figsize=(5.2, 3.2))
 for name, nodes, style in (("one card", ONE_CARD, "s--"), ("eight cards", EIGHT_CARDS, "o-")):
-    times = [hours(gpus, step(gpus, nodes)) for gpus in GPUS_OF_JOB]
+    times = [job.hours(gpus, job.step(gpus, nodes)) for gpus in GPUS_OF_JOB]
     axes.plot([8, *GPUS_OF_JOB], [one_node, *times], style, label=f"{name} between nodes")
 halved = [one_node * 8 / gpus for gpus in (8, 256)]
 axes.plot([8, 256], halved, ":", color=MUTED, label="half the hours for twice the GPUs")
@@ -284,21 +239,22 @@ figure(fig)
 fast = jobs["eight cards", 16]
 slow = jobs["one card", 16]
 node = jobs["one node", 8]
-sizes = bucket_bytes(4 * PARAMETERS, 25 * MIB)
+sizes = job.bucket_bytes()
 measured = curve_of("h100_16gpu_infiniband").link()
 measured_seconds = sum(map(measured.all_reduce_seconds, sizes))
 assert fast.exposed < 0.01 * fast.compute, "two good nodes hide the messages"
-assert fast.communication < measured_seconds < COMPUTE * 2 / 3, "backward hides measured ones too"
+backward = job.COMPUTE * 2 / 3
+assert fast.communication < measured_seconds < backward, "backward hides measured ones too"
 assert slow.seconds > 2 * node.seconds, "two nodes are slower than one"
 record(
-    job_billions=PARAMETERS / 1e9,
-    job_tokens=TOKENS,
-    job_data_billions=DATA / 1e9,
-    job_reached=100 * REACHED,
-    job_compute_ms=1e3 * COMPUTE,
-    job_backward_ms=1e3 * COMPUTE * 2 / 3,
-    job_gradients_gb=4 * PARAMETERS / 1e9,
-    job_sheet_ms=1e3 * 4 * PARAMETERS * volume("ring", 16) / INFINIBAND,
+    job_billions=job.PARAMETERS / 1e9,
+    job_tokens=job.TOKENS,
+    job_data_billions=job.DATA / 1e9,
+    job_reached=100 * job.REACHED,
+    job_compute_ms=1e3 * job.COMPUTE,
+    job_backward_ms=1e3 * backward,
+    job_gradients_gb=job.GRADIENT_BYTES / 1e9,
+    job_sheet_ms=1e3 * job.GRADIENT_BYTES * volume("ring", 16) / INFINIBAND,
     job_messages_ms=1e3 * fast.communication,
     job_measured_ms=1e3 * measured_seconds,
     job_step_ms=1e3 * fast.seconds,
@@ -345,7 +301,7 @@ PLACES = {"16 GPUs, one card": (16, ONE_CARD), "256 GPUs, eight cards": (256, EI
 
 
 helped = {
-    (name, place): efficiency(step(*PLACES[place], **remedy))
+    (name, place): job.efficiency(job.step(*PLACES[place], **remedy))
     for name, remedy in REMEDIES.items()
     for place in PLACES
 }
