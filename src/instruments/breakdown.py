@@ -125,7 +125,7 @@ def break_down(trace: Trace) -> Breakdown:
     regions = {}
     for name, intervals in region_spans(trace).items():
         regions[name] = part(intervals, launched_in(intervals) if kernels else None)
-    spans = kernel_families(trace, launches) if kernels else operator_families(trace)
+    spans = families_of(trace)
     communication = spans[COMMUNICATION]
     work = work_of(spans)
     spans["idle"] = subtract([(begin, end)], [*work, *communication])
@@ -157,6 +157,11 @@ def kernels_of(trace: Trace) -> list[Event]:
     return [event for event in trace.events if event.category in GPU_CATEGORIES]
 
 
+def families_of(trace: Trace) -> Spans:
+    """When work of each family ran: on the GPU if it ran any, else in the process."""
+    return kernel_families(trace) if kernels_of(trace) else operator_families(trace)
+
+
 def work_of(families: Spans) -> list[Interval]:
     """When anything but communication ran."""
     work: list[Interval] = []
@@ -176,7 +181,7 @@ def region_spans(trace: Trace) -> Spans:
     return dict(spans)
 
 
-def kernel_families(trace: Trace, launches: Mapping[int, float]) -> Spans:
+def kernel_families(trace: Trace) -> Spans:
     """When the GPU ran kernels of each family.
 
     Communication is also when gloo sent messages from the host.
@@ -186,6 +191,7 @@ def kernel_families(trace: Trace, launches: Mapping[int, float]) -> Spans:
         for event in _annotations(trace)
         if family(event.name) == OPTIMIZER
     ]
+    launches = _launches(trace)
     spans: Spans = {name: [] for name in FAMILIES}
     spans[COMMUNICATION] = [event.interval for event in _gloo(trace)]
     for kernel in kernels_of(trace):

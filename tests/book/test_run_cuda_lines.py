@@ -17,7 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from instruments import bench_ddp, bench_ring, clock, flops, held
+from finetune.data import encode, load_mrpc
+from finetune.model import load_model, load_tokenizer
+from instruments import bench_ddp, bench_ring, clock, flops, held, remedies
+from instruments.slow_step import Pairs, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD = 2**20  # bytes that the stand-in always says are allocated
@@ -143,9 +146,10 @@ def test_times_wait_for_the_gpu(asked: list[str]) -> None:
 
 def test_sizes_are_those_for_a_gpu(asked: list[str]) -> None:
     assert part_of("runs/15-memory.py", "SIZES").SIZES[-1] == "360m"
-    profile = part_of("runs/10-profile.py", "SIZE", "DEFAULT", "BOTH")
-    assert (profile.SIZE, profile.DEFAULT) == ("25m", "the GPU's too")
-    assert torch.profiler.ProfilerActivity.CUDA in profile.BOTH
+    assert part_of("runs/10-profile.py", "SIZE").SIZE == "25m"
+    profiler = part_of("runs/10-profiler.py", "SIZE", "DEFAULT", "BOTH")
+    assert (profiler.SIZE, profiler.DEFAULT) == ("25m", "the GPU's too")
+    assert torch.profiler.ProfilerActivity.CUDA in profiler.BOTH
     started = part_of("runs/02-launching.py", "ranks", "gpus")
     assert (started.ranks, started.gpus) == (2, 1)  # one rank more than NCCL takes
 
@@ -163,16 +167,22 @@ def test_the_allocator_is_asked_for_what_a_step_holds(asked: list[str]) -> None:
     assert "reset_peak_memory_stats" in asked
 
 
-def test_every_measure_of_the_repair_can_be_taken(asked: list[str]) -> None:
-    small = {"SIZE": "tiny", "SMALL": 1, "LARGE": 2, "MICRO_BATCHES": 4, "ROUNDS": 2}
-    small["MAX_LENGTH"] = 8
+def test_every_remedy_can_be_taken(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = part_of("runs/10-repair.py", "SIZE", "LARGE", "MICRO_BATCHES")
+    assert (run.SIZE, run.LARGE, run.MICRO_BATCHES) == ("360m", 128, 16)
     part = SimpleNamespace(share=0.1)
     breakdown = SimpleNamespace(exposed=part, families={"optimizer": part})
-    quick = {"trace_of": lambda *_: None, "break_down": lambda *_: breakdown}
-    quick["pays"] = lambda *_: True
-    repair = part_of("runs/10-repair.py", "repair", "MEASURES", **small, **quick)
-    assert len(repair.MEASURES) > 10
-    done = repair.repair(0)
+    monkeypatch.setattr(remedies, "trace_of", lambda *_: None)
+    monkeypatch.setattr(remedies, "break_down", lambda *_: breakdown)
+    monkeypatch.setattr(remedies, "pays", lambda *_: True)
+    data = load_mrpc(None)
+    sentences = data[:]["sentence1"] + data[:]["sentence2"]
+    tokenizer = load_tokenizer(sentences, "tiny", pretrained=False)
+    pairs = Pairs(list(encode(data, tokenizer, 8)), tokenizer, 1, 4, 8)
+    tried = remedies.remedies(large=2)
+    assert len(tried) == 11
+    template = load_model("tiny", pretrained=False)
+    done = remedies.repair(0, template, pairs, tried, 2, Settings(batch_size=1))
     assert not [trial.failure for trial in done.trials if not trial.kept]
     assert done.after.settings.compiled
     assert done.after.settings.tf32

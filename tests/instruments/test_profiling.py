@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import itertools
 import json
@@ -7,7 +8,9 @@ import re
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerAction
 
-from instruments import flops
+from instruments import flops, lanes, profiled_training, profiler_cost, unsynchronised
 from instruments.breakdown import break_down
 from instruments.families import FAMILIES, family, uses_tensor_cores
 from instruments.intervals import intersect, length, subtract, union
@@ -292,6 +295,62 @@ def test_the_time_of_a_gpu_is_broken_down(tmp_path):
     assert on_gpu == pytest.approx({"forward": 35e-6, "backward": 35e-6, "opt_step": 20e-6})
     on_cpu = {name: part.share for name, part in result.regions.items()}
     assert on_cpu == pytest.approx({"forward": 0.10, "backward": 0.30, "opt_step": 0.50})
+
+
+def test_the_bars_of_a_step_on_a_gpu(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json.gz", gpu_events()))
+    second = lanes.step_named(trace, "ProfilerStep#9")
+    assert second.start == pytest.approx(100e-6)
+    bars = lanes.bars_of(trace, second, ("forward", "opt_step"), gap=1e-9)
+    assert [(bar.lane, bar.label) for bar in bars] == [
+        ("regions", "forward"),
+        ("regions", "opt_step"),
+        ("work", ""),
+        ("work", ""),
+        ("messages", ""),
+    ]
+    times = [(1e6 * bar.start, 1e6 * bar.seconds) for bar in bars]
+    for found, expected in zip(
+        times, [(0, 10), (40, 50), (0, 50), (70, 20), (40, 30)], strict=True
+    ):
+        assert found == pytest.approx(expected)
+
+
+def test_a_step_is_drawn_in_its_ranks_colour(tmp_path):
+    trace = read_trace(write(tmp_path / "t.json.gz", gpu_events()))
+    fig, axes = plt.subplots()
+    step = lanes.step_named(trace, "ProfilerStep#8")
+    lanes.draw(axes, {"DDP": trace}, {"DDP": step}, {"backward": True, "opt_step": False}, ["red"])
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        "DDP: regions",
+        "DDP: work",
+        "DDP: messages",
+    ]
+    assert [text.get_text() for text in axes.texts] == ["backward"], "opt_step asks for no label"
+    assert len(axes.collections) == 5
+    right = max(path.vertices[:, 0].max() for bars in axes.collections for path in bars.get_paths())
+    assert right == pytest.approx(0.09), "opt_step ends after 90 µs"
+    assert {bars.get_facecolor()[0][:3].tolist() == [1, 0, 0] for bars in axes.collections} == {
+        True
+    }
+    plt.close(fig)
+
+
+def test_small_gaps_are_filled_and_larger_ones_are_not():
+    spans = [(0, 2), (3, 4), (6, 8)]
+    assert lanes.without_gaps(spans, 0) == spans
+    assert lanes.without_gaps(spans, 1) == [(0, 4), (6, 8)]
+    assert lanes.without_gaps(spans, 2) == [(0, 8)]
+
+
+def test_the_usual_step_is_the_middle_one_by_its_messages(tmp_path):
+    events = []
+    for number, message in enumerate([30, 90, 60]):
+        begin = 100 * number
+        events.append(event("user_annotation", f"ProfilerStep#{number}", begin, 100))
+        events.append(event("user_annotation", "gloo:all_reduce", begin + 1, message, tid=2))
+    trace = read_trace(write(tmp_path / "t.json.gz", events))
+    assert lanes.usual_step(trace).name == "ProfilerStep#2"
 
 
 def test_a_table_holds_regions_work_and_overlap(tmp_path):
@@ -667,3 +726,102 @@ def test_the_measured_peak_is_that_of_real_products():
 def test_bad_amounts_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# What the profiler records and costs
+
+
+def test_torch_records_one_cycle_for_each_repetition():
+    assert profiler_cost.steps_in_traces(repeat=1, steps=20) == [[8, 9, 10, 11, 12]]
+    assert profiler_cost.steps_in_traces(repeat=2, steps=20)[1] == [16, 17, 18, 19]
+    assert profiler_cost.traces_without_step() == 0
+
+
+def test_events_are_those_of_the_last_cycle_unless_they_accumulate():
+    assert profiler_cost.steps_kept(acc_events=False) == 2
+    assert profiler_cost.steps_kept(acc_events=True) == 4
+
+
+def test_the_cost_of_a_setting_is_that_of_its_steps(monkeypatch):
+    """Of a step of 2 s, which takes 3 s with stacks."""
+    now = [0.0]
+    recording = [False]
+    monkeypatch.setattr(profiler_cost.time, "process_time", lambda: now[0])
+
+    @contextlib.contextmanager
+    def profile(schedule, with_stack):
+        recording[0] = with_stack
+        yield SimpleNamespace(step=lambda: None)
+        recording[0] = False
+
+    def step():
+        now[0] += 3.0 if recording[0] else 2.0
+
+    monkeypatch.setattr(profiler_cost, "profile", profile)
+    settings = {"plain": {"with_stack": False}, "stacks": {"with_stack": True}}
+    costs = profiler_cost.costs_of(step, settings, rounds=3, active=2)
+    assert {name: cost.ratio for name, cost in costs.items()} == {"plain": 1.0, "stacks": 1.5}
+
+
+class Toy(nn.Module):
+    """Has a loss, as a language model has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        return SimpleNamespace(loss=self.layer(inputs).square().mean())
+
+
+def compared(rank):
+    torch.manual_seed(0)
+    batches = [{"inputs": torch.randn(2, 4) + rank} for _ in range(3)]
+    torch.manual_seed(0)
+    first = Toy()
+    torch.manual_seed(0)
+    return unsynchronised.with_and_without(first, Toy(), batches, rounds=2)
+
+
+def test_what_does_not_synchronise_drifts_apart():
+    for synchronised, apart in run_ranks(compared, 2):
+        assert synchronised.spread == 0 < apart.spread
+        assert min(synchronised.seconds, apart.seconds) > 0
+
+
+def test_pairs_are_dealt_out_to_the_ranks_again_and_again():
+    """Seven pairs, of which two ranks take two each in a step; the tokenizer stands pairs side by
+    side."""
+
+    class Tokenizer:
+        def pad(self, rows, **_):
+            return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+    encoded = [{"input_ids": number, "labels": 0} for number in range(7)]
+    loader = profiled_training.Loader(encoded, Tokenizer(), world_size=2, pairs_per_rank=2)
+    dealt = [loader.batch(step, rank)["input_ids"].tolist() for step in (0, 1) for rank in (0, 1)]
+    assert dealt == [[0, 1], [2, 3], [4, 5], [6, 0]]
+
+
+def constant_model():
+    torch.manual_seed(0)
+    return Toy()
+
+
+class Ones:
+    def batch(self, step, rank):
+        return {"inputs": torch.full((2, 4), 1.0 + rank)}
+
+
+def slow_second(rank, folder):
+    path = profiled_training.profiled_training(
+        rank, folder, constant_model, Ones(), "miniddp", (0, 0.05)
+    )
+    return break_down(read_trace(path))
+
+
+def test_one_rank_can_be_told_to_load_slowly(tmp_path):
+    first, second = run_ranks(slow_second, 2, tmp_path, timeout=120)
+    assert (first.rank, second.rank, first.steps, second.steps) == (0, 1, 5, 5)
+    assert second.regions["load_batch"].seconds > 0.04
+    assert {"forward", "backward", "sync_grads", "opt_step"} <= first.regions.keys()
