@@ -34,8 +34,8 @@ def init_process_group(
     other rank has. If not, all ranks take gloo, and rank 0 warns if there are
     GPUs. Without `timeout` it is torch's, 30 minutes for both of them.
 
-    Raises `RuntimeError` if nothing says which rank this is, and `ValueError`
-    on every rank if they pass different backends.
+    Raises `RuntimeError` if nothing says which rank this is, `ValueError` if
+    its number is too large or, on every rank, if they pass different backends.
     """
     if dist.is_initialized():
         raise RuntimeError("the default process group has started already")
@@ -56,6 +56,10 @@ def init_process_group(
         meeting = rendezvous(url, rank, world_size, timeout=patience)
         store, rank, world_size = next(meeting)
         store.set_timeout(patience)
+    if rank >= world_size:
+        raise ValueError(
+            f"rank {rank} needs a larger world_size than {world_size}"
+        )
     backend = agree(store, rank, world_size, backend, chosen)
     if chosen.type == "cuda" and "nccl" in backend:
         kwargs["device_id"] = chosen

@@ -326,11 +326,10 @@ def test_different_backends_are_one_line_on_every_rank(
     assert starts[name] == [line] * len(STARTS[name][0])
 
 
-def start_by_hand(rank: int, port: int, asked: list[str | None]) -> Start | str:
+def start_by_hand(rank: int, url: str, asked: list[str | None]) -> Start | str:
     """Without a launcher: rank 0 has the store, and ends first."""
     del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     del os.environ["LOCAL_RANK"]
-    url = f"tcp://127.0.0.1:{port}"
     place = {"init_method": url, "rank": rank, "world_size": len(asked)}
     if rank:
         time.sleep(0.2 * rank)
@@ -345,11 +344,22 @@ def free_port() -> int:
 def test_the_store_of_rank_0_stays_until_all_have_read_that_they_differ() -> None:
     asked = ["gloo", "nccl", "gloo", "gloo"]
     line = DIFFERENT.format("rank 0 for gloo and rank 1 for nccl")
-    assert run(start_by_hand, 4, free_port(), asked, backend=None) == [line] * 4
+    url = f"tcp://127.0.0.1:{free_port()}"
+    assert run(start_by_hand, 4, url, asked, backend=None) == [line] * 4
 
 
-def test_ranks_that_were_started_by_hand_take_the_gpu_of_their_number() -> None:
-    told = run(start_by_hand, 3, free_port(), [None] * 3, backend=None, default_device=False)
+@pytest.mark.parametrize("world_size", [1, -1])
+def test_a_rank_that_the_world_has_no_place_for(world_size: int) -> None:
+    with pytest.raises(ValueError, match=f"rank 1 needs a larger world_size than {world_size}"):
+        init_process_group("gloo", store=dist.HashStore(), rank=1, world_size=world_size)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_ranks_that_were_started_by_hand_take_the_gpu_of_their_number(
+    scheme: str, tmp_path: Path
+) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/store"
+    told = run(start_by_hand, 3, url, [None] * 3, backend=None, default_device=False)
     assert told == [Start(BOTH, f"cuda:{rank}", f"cuda:{rank}", []) for rank in range(3)]
 
 
