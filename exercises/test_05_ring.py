@@ -13,10 +13,9 @@ exercise = load("05_ring")
 SIZES = range(2, 8)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["reduce_scatter_steps", "all_gather_steps"])
-def test_a_rank_receives_what_its_left_neighbour_sends(name: str, size: int) -> None:
-    steps = [getattr(exercise, name)(rank, size) for rank in range(size)]
+def check_neighbours(steps: list[list[tuple[int, int]]]) -> None:
+    """Whether each rank, by its (send, receive) of each step, receives what its left one sends."""
+    size = len(steps)
     for rank in range(size):
         sent = [send for send, _ in steps[(rank - 1) % size]]
         received = [receive for _, receive in steps[rank]]
@@ -25,7 +24,12 @@ def test_a_rank_receives_what_its_left_neighbour_sends(name: str, size: int) -> 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_reduce_scatter_completes_the_chunk_with_the_rank_s_number(size: int) -> None:
+def test_in_reduce_scatter_a_rank_receives_what_its_left_neighbour_sends(size: int) -> None:
+    check_neighbours([exercise.reduce_scatter_steps(rank, size) for rank in range(size)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_completes_the_chunk_numbered_like_the_rank(size: int) -> None:
     added = [[{rank} for _ in range(size)] for rank in range(size)]  # added[rank][chunk]: by whom
     for step in range(size - 1):
         moves = [exercise.reduce_scatter_steps(rank, size)[step] for rank in range(size)]
@@ -37,6 +41,11 @@ def test_reduce_scatter_completes_the_chunk_with_the_rank_s_number(size: int) ->
             added[rank][receive] |= arrived
     for rank in range(size):
         assert added[rank][rank] == set(range(size)), f"chunk {rank} on rank {rank} is incomplete"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_in_all_gather_a_rank_receives_what_its_left_neighbour_sends(size: int) -> None:
+    check_neighbours([exercise.all_gather_steps(rank, size) for rank in range(size)])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -29,8 +29,18 @@ def test_there_are_exercises() -> None:
     assert EXERCISES
 
 
+def is_begun(name: str) -> bool:
+    """Whether somebody solves the exercise here: it is not as it was committed, or all done."""
+    file = f"exercises/{name}.py"
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", file], cwd=ROOT)
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return changed.returncode == 1 or "raise NotImplementedError" not in text
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 def test_the_skeleton_fails_at_its_first_step(name: str) -> None:
+    if is_begun(name):
+        pytest.skip(f"exercises/{name}.py is being solved here")
     result = walk(name[:2], ROOT / "exercises", "--hint")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "Step 1 of" in result.stdout
@@ -65,8 +75,9 @@ def test_a_wrong_value_is_shown_beside_the_right_one(tmp_path: Path) -> None:
     )
     result = walk("05", tmp_path)
     assert result.returncode == 1
-    assert "Step 1 of 4: a rank receives what its left neighbour sends" in result.stdout
-    assert "name='all_gather_steps', size=2" in result.stdout
+    step = "Step 3 of 5: in all gather a rank receives what its left neighbour sends"
+    assert step in result.stdout
+    assert "size=2" in result.stdout
     assert "expected [1]\n    came     [0]" in result.stdout
 
 
@@ -83,6 +94,12 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "It cannot be imported." in result.stdout
     assert "SyntaxError" in result.stdout
+
+
+def test_a_number_needs_no_nought() -> None:
+    result = walk("5", ROOT / "exercises/solutions")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "All 5 steps hold." in result.stdout
 
 
 def test_an_unknown_exercise() -> None:
