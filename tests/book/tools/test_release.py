@@ -22,3 +22,10 @@ def test_one_version_everywhere() -> None:
     assert newest is not None
     assert {str(citation["version"]), project[1], newest[1]} == {miniddp.__version__}
     assert str(citation["date-released"]) == newest[2]
+
+
+def test_the_oldest_torch_that_is_allowed_is_tested() -> None:
+    oldest = re.search(r'"torch>=([\d.]+)"', read("pyproject.toml"))
+    assert oldest is not None
+    jobs = yaml.safe_load(read(".github/workflows/test.yml"))["jobs"]
+    assert jobs["package"]["strategy"]["matrix"]["torch"] == [f"torch=={oldest[1]}.0", "torch"]
