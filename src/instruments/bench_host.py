@@ -1,7 +1,7 @@
 """What each DDP costs the host: `python -m instruments.bench_host`.
 
-One process, a group of one rank over gloo, many small tensors: there the step is what Python and
-C++ do around the gradients.
+One process, a group of one rank over gloo, many small tensors: there the step is what
+Python and C++ do around the gradients.
 """
 
 import argparse
@@ -34,7 +34,9 @@ class ManyTensors(nn.Module):
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.tensors = nn.ParameterList(nn.Parameter(torch.randn(8, 8)) for _ in range(count))
+        self.tensors = nn.ParameterList(
+            nn.Parameter(torch.randn(8, 8)) for _ in range(count)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([(parameter * x).sum() for parameter in self.tensors]).sum()
@@ -67,7 +69,9 @@ def measure(
             took = timed_step(models[name], x)
             if number >= WARM_UP_ROUNDS:
                 seconds[name].append(took)
-    return [HostTimes(name, construction[name], tuple(seconds[name])) for name in models]
+    return [
+        HostTimes(name, construction[name], tuple(seconds[name])) for name in models
+    ]
 
 
 def timed_step(model: nn.Module, x: Tensor) -> float:
@@ -77,8 +81,12 @@ def timed_step(model: nn.Module, x: Tensor) -> float:
     return time.perf_counter() - start
 
 
-def bench(build: Callable[[], nn.Module], x: Tensor, rounds: int, views: bool) -> list[HostTimes]:
-    times: list[HostTimes] = run_ranks(measure, 1, build, x, rounds, views, timeout=600)[0]
+def bench(
+    build: Callable[[], nn.Module], x: Tensor, rounds: int, views: bool
+) -> list[HostTimes]:
+    times: list[HostTimes] = run_ranks(
+        measure, 1, build, x, rounds, views, timeout=600
+    )[0]
     return times
 
 
@@ -89,8 +97,10 @@ def ratio(times: Sequence[HostTimes]) -> float:
 
 
 def report(what: str, times: Sequence[HostTimes], count: int) -> str:
-    """One line: microseconds per tensor under each class, their ratio, the constructors."""
-    each = [f"{time.wrapper} {median(time.rounds) / count * 1e6:6.1f}" for time in times]
+    """One line: microseconds per tensor, the classes' ratio, the constructors."""
+    each = [
+        f"{time.wrapper} {median(time.rounds) / count * 1e6:6.1f}" for time in times
+    ]
     built = [f"{time.construction * 1e3:.1f}" for time in times]
     return (
         f"{what:<28} {'  '.join(each)} µs per tensor  miniddp / torch {ratio(times):.3f}  "
@@ -103,7 +113,9 @@ def norms() -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m instruments.bench_host", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m instruments.bench_host", description=__doc__
+    )
     parser.add_argument("--rounds", type=int, default=60)
     rounds = parser.parse_args().rounds
     if rounds < 1:

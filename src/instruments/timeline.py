@@ -70,10 +70,19 @@ class Timeline:
         A mark is `{"name", "time"}`. On a GPU this waits until the device has done its work.
         """
         events = [
-            {**row, **{name: self._seconds(row[name]) for name in ("ready", "launched", "done")}}
+            {
+                **row,
+                **{
+                    name: self._seconds(row[name])
+                    for name in ("ready", "launched", "done")
+                },
+            }
             for row in self._rows
         ]
-        marks = [{"name": name, "time": self._seconds(moment)} for name, moment in self._marks]
+        marks = [
+            {"name": name, "time": self._seconds(moment)}
+            for name, moment in self._marks
+        ]
         return json.dumps({"events": events, "marks": marks})
 
     def _seconds(self, moment: Any) -> float:
