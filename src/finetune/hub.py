@@ -33,7 +33,7 @@ def from_hub(what: str, repository: Repository, load: Callable[[bool], T]) -> T 
         except OSError as error:
             problem = str(error)
     short = " ".join(problem.split())[:200]
-    logger.warning("no %s: not in the hub's cache here, and %s", what, short)
+    logger.warning("no %s in the hub's cache here, nor from the hub: %s", what, short)
     return None
 
 
@@ -54,5 +54,5 @@ def hub_problem(repository: Repository) -> str | None:
             timeout=TIMEOUT_SECONDS,
         )
     except Exception as error:  # its client's own: requests', or httpx's
-        return f"{repository.id} cannot be asked for: {error or type(error).__name__}"
+        return str(error) or type(error).__name__
     return None

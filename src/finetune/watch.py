@@ -82,8 +82,7 @@ class Watch(threading.Thread):
 
     def report(self) -> int:
         """How many collectives this rank has called."""
-        group: Any = dist.group.WORLD
-        calls: int = group._get_sequence_number_for_group()
+        calls = collectives_called()
         report = Report(time.monotonic(), calls, main_thread_location())
         self.store.set(self.keys[dist.get_rank()], json.dumps(report))
         return calls
@@ -123,6 +122,13 @@ class Watch(threading.Thread):
         self.complaint = f"the others wait for {owner}, whose store is silent"
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             logger.error(self.complaint)
+
+
+def collectives_called() -> int:
+    """By this rank, over all backends of the group: gloo beside NCCL, too."""
+    group: Any = dist.group.WORLD
+    backends = {group._get_backend(device) for device in group._device_types}
+    return sum(backend._get_sequence_number_for_group() for backend in backends)
 
 
 def missing(rounds: list[list[bytes]]) -> tuple[set[int], str]:

@@ -123,7 +123,7 @@ def test_offline_mode_falls_back_to_the_sample_without_asking_the_network(tmp_pa
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [str(len(data.read_sample("train")))]
-    assert "no MRPC (nyu-mll/glue): not in the hub's cache here, and " in run.stderr
+    assert "no MRPC (nyu-mll/glue) in the hub's cache here, nor from the hub: " in run.stderr
     assert "offline mode is enabled" in run.stderr
 
 

@@ -63,13 +63,13 @@ def test_without_a_network_one_warning_says_what_is_missing(monkeypatch, caplog)
     found = ask(monkeypatch, OSError("no"), "no route\nto it", "fetched")
     assert found == [None, "cache", "hub"]
     (line,) = caplog.messages
-    assert line == "no thing: not in the hub's cache here, and no route to it"
+    assert line == "no thing in the hub's cache here, nor from the hub: no route to it"
 
 
 def test_a_hub_that_fails_after_it_answered_is_a_warning_too(monkeypatch, caplog):
     found = ask(monkeypatch, OSError("no"), None, ConnectionError("reset\nby peer"))
     assert found == [None, "cache", "hub", "network"]
-    assert caplog.messages[0].endswith("not in the hub's cache here, and reset by peer")
+    assert caplog.messages[0].endswith("nor from the hub: reset by peer")
 
 
 # Whether the hub answers
@@ -111,7 +111,7 @@ def test_a_hub_that_nobody_reaches_is_a_problem(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     point_to(monkeypatch, port)
-    assert f"{THING.id} cannot be asked for: " in str(hub_problem(THING))
+    assert "refused" in str(hub_problem(THING))
 
 
 def test_a_hub_that_never_answers_is_given_up_and_not_asked_again(monkeypatch):
@@ -197,7 +197,7 @@ def test_a_complete_cache_is_all_that_a_training_needs(tmp_path, environment):
     assert f"test data from the hub: {len(test)} pairs" in log
     assert f"tokenizer of {model.MODEL.id}: 700 tokens" in log
     assert f"model 360m: pretrained weights of {model.MODEL.id}" in log
-    assert "not in the hub's cache" not in log
+    assert "in the hub's cache here, nor" not in log
 
 
 def test_cached_rows_come_in_the_order_of_the_original_files(tmp_path, monkeypatch, caplog):
@@ -234,7 +234,7 @@ def test_a_cache_without_a_file_is_as_none(tmp_path, monkeypatch, caplog, cache,
     else:
         model.load_model("360m")
         what = f"weights of {model.MODEL.id}"
-    assert f"no {what}: not in the hub's cache here, and no network" in caplog.messages
+    assert f"no {what} in the hub's cache here, nor from the hub: no network" in caplog.messages
 
 
 def test_another_revision_in_the_cache_is_not_what_was_asked_for(tmp_path, monkeypatch, caplog):
@@ -243,4 +243,4 @@ def test_another_revision_in_the_cache_is_not_what_was_asked_for(tmp_path, monke
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub, "hub_problem", lambda _: "no network")
     data.load_mrpc()
-    assert "no MRPC (nyu-mll/glue): not in the hub's cache here, and no network" in caplog.text
+    assert "no MRPC (nyu-mll/glue) in the hub's cache here, nor" in caplog.text

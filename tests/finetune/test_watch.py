@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,6 +137,20 @@ def test_who_is_missing_is_said_before_nccl_would_end_the_process(tmp_path):
     said = lines.index("the others wait for rank 1 (in killed.py:12 in <module>)")
     (aborted,) = [number for number, line in enumerate(lines) if "exitcode  : -6 " in line]
     assert said < aborted
+
+
+def test_the_calls_of_all_backends_count(monkeypatch):
+    """NCCL's of a GPU, and gloo's, which gathers and broadcasts what lies in host memory."""
+
+    class Backend:
+        def __init__(self, calls):
+            self._get_sequence_number_for_group = lambda: calls
+
+    backends = {"cpu": Backend(3), "cuda": Backend(40)}
+    backends["xpu"] = backends["cuda"]
+    world = SimpleNamespace(_device_types=list(backends), _get_backend=backends.get)
+    monkeypatch.setattr(watch.dist, "group", SimpleNamespace(WORLD=world))
+    assert watch.collectives_called() == 43
 
 
 def waits(file: str, module: str) -> str:
