@@ -35,7 +35,7 @@ if (book.facts["provenance"] or {}).get("device") == "cuda":
     import torch as _torch
 if book.facts["data"] == "hub or sample":
     from finetune.data import load_mrpc
-    book.facts["data"] = "hub" if load_mrpc().info.builder_name else "sample"
+    book.facts["data"] = "hub" if "hub" in load_mrpc().info.description else "sample"
 _cuda = _torch is not None and _torch.cuda.is_available()
 _used_cuda = _cuda and _torch.cuda.is_initialized()  # asking for names initialises it
 display({"application/json": {

@@ -42,6 +42,7 @@ def test_sample_is_large_and_balanced_enough():
 def test_sample_is_split_without_overlap(no_hub, caplog):
     caplog.set_level(logging.INFO)
     train, test = load_mrpc(split="train"), load_mrpc(split="test")
+    assert train.info.description == "train data from miniddp's sample", "recordings say it"
     assert sorted(train[:]["idx"] + test[:]["idx"]) == list(range(len(train) + len(test)))
     assert 0.18 < len(test) / (len(train) + len(test)) < 0.22
     assert f"train data from miniddp's sample: {len(train)} pairs" in caplog.text

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from finetune import checkpoint
 from finetune.data import Batches
-from finetune.job import Stopped
+from finetune.job import Stopped, digest_of_code
 from finetune.options import Options
 from finetune.state_file import CheckpointError, read_state
 from finetune.train import Result, TrainingError
@@ -115,6 +115,19 @@ def test_ranks_with_another_library_or_other_code_are_named(fact):
 
     for found, value in run_training(differ, 2):
         assert found == f"{fact} is {value} on rank 0, and another on rank 1"
+
+
+def test_the_code_of_every_room_counts_and_its_place(tmp_path):
+    room = tmp_path / "package" / "room"
+    room.mkdir(parents=True)
+    (room / "reducer.py").write_text("one")
+    first = digest_of_code(tmp_path)
+    (room / "notes.txt").write_text("no code")
+    assert digest_of_code(tmp_path) == first
+    (room / "reducer.py").write_text("another")
+    second = digest_of_code(tmp_path)
+    (room / "reducer.py").rename(tmp_path / "reducer.py")
+    assert len({first, second, digest_of_code(tmp_path)}) == 3
 
 
 # What is not a number

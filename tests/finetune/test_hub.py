@@ -204,7 +204,9 @@ def test_cached_rows_come_in_the_order_of_the_original_files(tmp_path, monkeypat
     cache_pairs(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     caplog.set_level(logging.INFO)
-    loaded = data.load_mrpc()[:]
+    pairs = data.load_mrpc()
+    assert pairs.info.description == "train data from the hub", "recordings say it"
+    loaded = pairs[:]
     rows = data.read_sample("train")
     assert loaded == {name: [row[name] for row in rows] for name in rows[0]}
     assert caplog.messages == [f"train data from the hub: {len(rows)} pairs"]

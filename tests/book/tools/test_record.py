@@ -177,15 +177,18 @@ def test_a_first_recording_has_its_page(recorded):
     )
 
 
-@pytest.mark.parametrize(("builder", "source"), [("'parquet'", "hub"), ("None", "sample")])
-def test_data_of_the_hub_and_the_sample_are_told_apart(tmp_path, builder, source):
+@pytest.mark.parametrize(
+    ("description", "source"),
+    [("train data from the hub", "hub"), ("train data from miniddp's sample", "sample")],
+)
+def test_data_of_the_hub_and_the_sample_are_told_apart(tmp_path, description, source):
     run = "# %%\nimport book\nbook.provenance('cpu', 1, None)\nassert book.data_dir() is None\n"
     project = make_project(tmp_path, **{"01-a": run})
     (project / "src/finetune").mkdir()
     (project / "src/finetune/__init__.py").touch()
     (project / "src/finetune/data.py").write_text(
         "from types import SimpleNamespace as N\n"
-        f"def load_mrpc(): return N(info=N(builder_name={builder}))\n"
+        f"def load_mrpc(): return N(info=N(description={description!r}))\n"
     )
     code, out, err = call(project, "01-a")
     assert code == 0, out + err
