@@ -11,7 +11,6 @@
 import os
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 
@@ -28,17 +27,10 @@ from book import (
     table,
 )
 from instruments import ways
+from instruments.many_ranks import efficiency, wait_of
 from instruments.network import NODES
 from instruments.overlapped import trainings as trainings_with_overlap
-from instruments.scaling import scaling_efficiency
-from instruments.simulator import (
-    COMMUNICATION,
-    AllReduce,
-    Step,
-    buckets,
-    expected_maximum,
-    simulate,
-)
+from instruments.simulator import COMMUNICATION, AllReduce, Step, buckets
 from instruments.step_trace import LINK, REACHED, TOKENS
 from instruments.step_trace import layers as layers_of_smollm2
 from miniddp.bucket import MIB
@@ -163,26 +155,14 @@ PLANS = {
 }
 
 
-class Wait(NamedTuple):
-    """Milliseconds for which the link works, and for which the ranks wait for it."""
-
-    busy: float
-    left: float
-
-
-def wait_of(plan: list[list[int]], world_size: int) -> Wait:
-    all_reduce = link_of(world_size)
-    messages = [sum(gradients[i] for i in bucket) for bucket in plan]
-    step = simulate(layers, all_reduce, plan)
-    return Wait(1e3 * sum(map(all_reduce, messages)), 1e3 * step.exposed)
-
-
 packed = {
-    (name, ranks): wait_of(plan, ranks) for name, plan in PLANS.items() for ranks in (NODE, MANY)
+    (name, ranks): wait_of(layers, plan, link_of(ranks))
+    for name, plan in PLANS.items()
+    for ranks in (NODE, MANY)
 }
 rows = []
 for name, plan in PLANS.items():
-    numbers = [f"{value:.1f}" for ranks in (NODE, MANY) for value in packed[name, ranks]]
+    numbers = [f"{1e3 * part:.1f}" for ranks in (NODE, MANY) for part in packed[name, ranks]]
     rows.append([name, len(plan), *numbers])
 columns = [f"{what}, {ranks}" for ranks in (NODE, MANY) for what in ("link busy", "left")]
 table(rows, ["gradients travel as", "messages", *columns])
@@ -192,12 +172,12 @@ for ranks in (NODE, MANY):
 
 # %% name="packed-values"
 record(
-    each_left_node=packed["a message for each gradient", NODE].left,
-    each_left_many=packed["a message for each gradient", MANY].left,
-    each_busy_many=packed["a message for each gradient", MANY].busy,
-    buckets_busy_many=packed["buckets", MANY].busy,
-    buckets_left_many=packed["buckets", MANY].left,
-    flat_left_many=packed["one message, after backward", MANY].left,
+    each_left_node=1e3 * packed["a message for each gradient", NODE].left,
+    each_left_many=1e3 * packed["a message for each gradient", MANY].left,
+    each_busy_many=1e3 * packed["a message for each gradient", MANY].busy,
+    buckets_busy_many=1e3 * packed["buckets", MANY].busy,
+    buckets_left_many=1e3 * packed["buckets", MANY].left,
+    flat_left_many=1e3 * packed["one message, after backward", MANY].left,
 )
 
 # %% [markdown]
@@ -284,19 +264,11 @@ SPREADS = [0, 0.01, 0.02, 0.05]
 plan = buckets(layers)
 
 
-def efficiency(world_size: int, spread: float) -> float:
-    slowest = expected_maximum(
-        lambda generator, n: 1 - spread + spread * generator.exponential(size=n), world_size
-    )
-
-    def all_reduce(size: float) -> float:
-        return NODES["DGX H100"].all_reduce_seconds(size, world_size)
-
-    step = simulate(layers, all_reduce, plan, slowest=slowest)
-    return scaling_efficiency(step.compute, step.seconds)
-
-
-kept = {spread: [100 * efficiency(size, spread) for size in SIZES] for spread in SPREADS}
+nodes = NODES["DGX H100"]
+kept = {
+    spread: [100 * efficiency(layers, plan, nodes, size, spread) for size in SIZES]
+    for spread in SPREADS
+}
 fig, axes = plt.subplots()
 for (spread, values), style in zip(kept.items(), ["-", "--", "-.", ":"], strict=True):
     axes.plot(SIZES, values, style, label=f"{100 * spread:g} %")

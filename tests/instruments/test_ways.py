@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from instruments import overlapped, predictions, ways
+from instruments.cost import Link
+from instruments.many_ranks import efficiency, wait_of
 from instruments.models import layers_by_bytes, layers_of_smollm2
+from instruments.network import NODES, Network
 from instruments.overlapped import Training
 from instruments.simulator import Layer
 from instruments.ways import ACCUMULATED, FLAT, OVERLAPPED, PER_PARAMETER, Bench, Measured
@@ -97,6 +100,33 @@ def test_what_was_measured_goes_into_the_simulator() -> None:
     assert found[PER_PARAMETER].exposed == pytest.approx(0.576)
     assert found[FLAT].exposed == pytest.approx(0.576 + 0.25)
     assert found[OVERLAPPED].exposed == pytest.approx(0.576), "the whole fits one bucket"
+
+
+# Many ranks
+
+
+def test_what_the_link_needs_and_what_is_left_after_backward() -> None:
+    """8 s of messages, of which those of the last layer hide behind 2 s of backward."""
+    assert wait_of(TWO, [[2], [1], [0]], per_byte) == (8, 6)
+    assert wait_of(TWO, [[2, 1, 0]], per_byte) == (8, 8)
+
+
+def test_what_slow_ranks_leave_of_a_step() -> None:
+    """Without messages the step takes as long as its slowest rank: 1 + spread (H - 1)."""
+    silent = [Layer(1, 2, [0])]
+    free = Network(8, Link(0, 0), Link(0, 0))
+    assert efficiency(silent, [[0]], free, 1, 0.0) == pytest.approx(1, abs=1e-4)
+    harmonic = sum(1 / number for number in range(1, 65))
+    found = efficiency(silent, [[0]], free, 64, 0.5)
+    assert found == pytest.approx(1 / (1 + 0.5 * (harmonic - 1)), rel=0.05)
+    assert found == efficiency(silent, [[0]], free, 64, 0.5), "the seed is fixed"
+
+
+def test_messages_leave_less_than_slow_ranks_alone() -> None:
+    node = NODES["DGX H100"]
+    even = efficiency(TWO, [[2, 1, 0]], node, 64, 0.0)
+    assert even == pytest.approx(6 / (6 + node.all_reduce_seconds(80, 64)))
+    assert efficiency(TWO, [[2, 1, 0]], node, 64, 0.1) < even
 
 
 # Models
