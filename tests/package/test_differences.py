@@ -270,8 +270,7 @@ DDP_OPTIONS = {
     "skip_all_reduce_unused_params": "`skip_all_reduce_unused_params`: unused parameters left out "
     "of the all-reduce",
 }
-DDP_METHODS = {"join": "`join()`: ranks with different numbers of batches"}
-WITH_JOIN = {"join_device", "join_hook", "join_process_group"}
+WITH_JOIN = {"join_device", "join_process_group"}
 OF_SEVERAL_GPUS = {"gather", "scatter", "to_kwargs"}
 INNER = {"will_sync_module_buffers", "broadcast_buffers"}
 ZERO_OPTIONS = {
@@ -296,22 +295,24 @@ def methods(kind: type, base: type = object) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")} - set(dir(base))
 
 
-LACKING = [*DDP_METHODS.items(), *ZERO_OPTIONS.items(), *FSDP_OPTIONS.items()]
-
-
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=row("only torch", says=text, miniddp="no"))
-        for name, text in LACKING
+        for name, text in (ZERO_OPTIONS | FSDP_OPTIONS).items()
     ],
 )
 def test_only_torch_has(name: str) -> None:
-    ours = methods(OurDDP) | options(zero.ShardedOptimizer.__init__)
-    theirs = methods(TorchDDP)
-    theirs |= options(ZeroRedundancyOptimizer.__init__) | options(fully_shard)
-    assert name in theirs
-    assert name not in ours | options(zero.FullyShardedModule.__init__)
+    ours = options(zero.ShardedOptimizer.__init__) | options(zero.FullyShardedModule.__init__)
+    assert name in options(ZeroRedundancyOptimizer.__init__) | options(fully_shard)
+    assert name not in ours
+
+
+@row("only torch", says="`join()`: ranks with different numbers of batches", miniddp="refused")
+def test_join() -> None:
+    assert "join" in methods(TorchDDP)
+    with pytest.raises(NotImplementedError, match="has no join"):
+        OurDDP.join(OurDDP.__new__(OurDDP))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_prefetch() -> None:
 def test_nothing_that_only_torch_has_is_left_out() -> None:
     assert set(checks.NOT_HERE.split()) == DDP_OPTIONS.keys() | {"param_to_hook_all_reduce"}
     lacking = methods(TorchDDP, nn.Module) - methods(OurDDP)
-    assert lacking <= DDP_METHODS.keys() | WITH_JOIN | OF_SEVERAL_GPUS | INNER
+    assert lacking <= WITH_JOIN | OF_SEVERAL_GPUS | INNER
     lacking = options(ZeroRedundancyOptimizer.__init__) - options(zero.ShardedOptimizer.__init__)
     assert lacking <= ZERO_OPTIONS.keys()
     lacking = options(fully_shard) - options(zero.FullyShardedModule.__init__)
