@@ -30,22 +30,26 @@ def seconds_to_reduce(tensor: torch.Tensor) -> float:
 
 def main() -> None:
     init_process_group(timeout=timedelta(seconds=60))
-    rank, world_size = get("rank"), get("ws")
-    node, local_rank = os.environ["GROUP_RANK"], get("lrank")
+    rank = get("rank")
+    world_size = get("ws")
+    local_rank = get("lrank")
+    node = os.environ["GROUP_RANK"]
     count = torch.ones(1, device=device())
     dist.all_reduce(count)
     if count.item() != world_size:
         raise RuntimeError(f"rank {rank}: {world_size} ones make {int(count)}")
-    backend, small = dist.get_backend(), seconds_to_reduce(count)
+    small = seconds_to_reduce(count)
     numbers = MEGABYTES * 1_000_000 // 4
     large = seconds_to_reduce(torch.zeros(numbers, device=device()))
     sent = 2 * (world_size - 1) / world_size * MEGABYTES
     bus_bandwidth = sent / 1000 / large
-    place = f"local rank {local_rank} of node {node}"
-    print(f"rank {rank} of {world_size} = {place}", flush=True)
+    print(
+        f"rank {rank} of {world_size} = local rank {local_rank} of node {node}",
+        flush=True,
+    )
     if rank == 0:
         print(
-            f"speed over {backend}: {1e3 * small:.1f} ms for a number, "
+            f"speed over {dist.get_backend()}: {1e3 * small:.1f} ms for a number, "
             f"bus bandwidth {bus_bandwidth:.2f} GB/s for {MEGABYTES} MB",
             flush=True,
         )

@@ -87,8 +87,8 @@ class Breakdown:
         }
         return [
             (kind, name, part.seconds * 1e3, part.share)
-            for kind, parts in kinds.items()
-            for name, part in parts.items()
+            for kind, named in kinds.items()
+            for name, part in named.items()
         ]
 
 

@@ -94,10 +94,10 @@ def draw(
     """
     longest = max(step.end - step.start for step in steps.values())
     heights = {}
-    for place, (name, trace) in enumerate(traces.items()):
+    for row, (name, trace) in enumerate(traces.items()):
         color = colors[trace.rank]
         for number, lane in enumerate(LANES):
-            heights[f"{name}: {lane}"] = 4 * place + number
+            heights[f"{name}: {lane}"] = 4 * row + number
         for bar in bars_of(trace, steps[name], list(regions), SMALLEST_GAP * longest):
             height = heights[f"{name}: {bar.lane}"]
             left = 1e3 * bar.start

@@ -2,9 +2,9 @@
 
 Three models on 8 to 32 GPUs over two networks, with a message per tensor during
 backward (WFBP) and with merged messages (MG-WFBP; here buckets of 25 MiB). The time of
-one GPU and a table of the link go in. What is unknown lies between the bounds: what NCCL's
-kernels and the host's memory take of backward, and how long Horovod's ranks need to
-agree on what to send.
+one GPU and a table of the link go in. What is unknown lies between the bounds: what
+NCCL's kernels and the host's memory take of backward, and how long Horovod's ranks need
+to agree on what to send.
 """
 
 from dataclasses import dataclass

@@ -144,7 +144,7 @@ def measure_ways(rank: int, bench: Bench) -> Measured:
         OVERLAPPED: lambda: step(ddp, inputs),
         ACCUMULATED: lambda: accumulate(ddp, inputs),
     }
-    parts: dict[str, Callable[[], object]] = {
+    alone: dict[str, Callable[[], object]] = {
         "forward": lambda: plain(inputs),
         "compute": lambda: step(plain, inputs),
         "packing": lambda: one_flat_message(plain, send=False),
@@ -153,7 +153,7 @@ def measure_ways(rank: int, bench: Bench) -> Measured:
         num_bytes: _burst(torch.zeros(num_bytes // 4))
         for num_bytes in _message_bytes(plain, bench)
     }
-    work: dict[Any, Callable[[], object]] = {**ways, **parts, **links}
+    work: dict[Any, Callable[[], object]] = {**ways, **alone, **links}
     taken: dict[Any, list[Taken]] = {name: [] for name in work}
     for _ in range(WARM_UP_ROUNDS + bench.rounds):
         for name, act in work.items():
@@ -198,14 +198,14 @@ def one_message_each(model: nn.Module) -> None:
 
 def one_flat_message(model: nn.Module, send: bool = True) -> None:
     """Average all gradients in one message; or only fill and empty it."""
-    parts = gradients(model)
-    flat = torch.cat([part.flatten() for part in parts])
+    grads = gradients(model)
+    flat = torch.cat([grad.flatten() for grad in grads])
     flat /= dist.get_world_size()
     if send:
         dist.all_reduce(flat)
-    means = torch.split(flat, [part.numel() for part in parts])
-    for part, mean in zip(parts, means, strict=True):
-        part.copy_(mean.view_as(part))
+    means = torch.split(flat, [grad.numel() for grad in grads])
+    for grad, mean in zip(grads, means, strict=True):
+        grad.copy_(mean.view_as(grad))
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
