@@ -6,14 +6,12 @@
 # saves alone. Then `finetune` classifies sentence pairs.
 
 # %% name="setup"
-import hashlib
 import itertools
 import os
 import re
 import runpy
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -28,16 +26,19 @@ import torch
 import torch.distributed as dist
 from matplotlib.ticker import MaxNLocator
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils import _pytree as pytree
 
-import miniddp
 from book import FOREGROUND, RANK_COLORS, data_dir, figure, provenance, record, show_ranks
 from finetune.data import load_mrpc
-from miniddp.launch import RanksFailed
+from instruments.digests import digest_of
+from instruments.failures import failure_of
+from instruments.programs import TORCHRUN, start_python
+from miniddp import run_ranks
 from miniddp.process import device, init_process_group
 from shakespeare import VOCAB_SIZE, load_text
 
-STEPS, EVERY, DEATH = 40, 10, 25
+STEPS = 40
+EVERY = 10  # steps from checkpoint to checkpoint
+DEATH = 25  # the step in which rank 1 dies
 provenance(device=device(), world_size=[1, 2], backend="gloo")
 folder = data_dir()
 os.environ["STEPS"] = str(STEPS)
@@ -48,8 +49,9 @@ def load(stage: str) -> dict[str, Any]:
     return runpy.run_path(f"stages/{stage}.py")["main"].__globals__
 
 
-def on_the_disk(place: Path) -> str:
-    return "on the disk: " + (", ".join(sorted(p.name for p in place.glob("*"))) or "nothing")
+def without_speed(text: str) -> str:
+    """What a stage prints, but for what differs from machine to machine."""
+    return "\n".join(line for line in text.splitlines() if "tokens a second" not in line)
 
 
 # %% [markdown]
@@ -67,12 +69,11 @@ def train_until_death(rank: int, stage: str, *options: str) -> None:
 
 
 def show_death(stage: str, place: Path, *options: str) -> None:
-    try:
-        miniddp.run_ranks(train_until_death, 2, stage, *options, backend=None, timeout=900)
-    except RanksFailed as error:
-        print(error.outputs[0], end="")
-        print("rank 1:", error.tracebacks[1].partition(";")[0])
-    print(on_the_disk(place))
+    failure = failure_of(train_until_death, 2, stage, *options, backend=None)
+    print(failure.outputs[0], end="")
+    print("rank 1:", failure.tracebacks[1].partition(";")[0])
+    files = sorted(path.name for path in place.iterdir())
+    print("on the disk:", ", ".join(files) or "nothing")
 
 
 home = Path(tempfile.mkdtemp())
@@ -90,10 +91,11 @@ program = Path("stages/9_train.py").read_text()
 count = 0
 for part in re.split(r"\n(?:def|class) ", program)[1:]:
     name, *body = part.splitlines()
-    if lines := [line for line in body if KNOWS.search(line)]:
-        name = re.match(r"\w+", name)[0]
-        print(f"{name}:", *(f"    {line.strip()}" for line in lines), sep="\n")
+    lines = [line.strip() for line in body if KNOWS.search(line)]
     count += len(lines)
+    if lines:
+        print(re.match(r"\w+", name)[0], end=":\n    ")
+        print("\n    ".join(lines))
 record(rank_lines=count, all_lines=len(program.splitlines()))
 
 # %% [markdown]
@@ -116,13 +118,14 @@ def train(rank: int, forgotten: str, *options: str) -> list[float]:
     """With stage 9; this rank's losses of all steps."""
     script = load("9_train")
     script["resume"] = partial(resume_without, forgotten, script["resume"])
-    losses, step = [], script["train_step"]
+    train_step = script["train_step"]
+    losses = []
 
-    def train_step(*arguments: Any) -> torch.Tensor:
-        losses.append(step(*arguments))
+    def train_step_and_note(*arguments: Any) -> torch.Tensor:
+        losses.append(train_step(*arguments))
         return losses[-1]
 
-    script["train_step"] = train_step
+    script["train_step"] = train_step_and_note
     sys.argv = ["9_train.py", *options]
     script["main"]()
     return torch.stack(losses).tolist()
@@ -131,8 +134,9 @@ def train(rank: int, forgotten: str, *options: str) -> list[float]:
 def train_on(ranks: int, place: Path, forgotten: str = "nothing") -> tuple[list[float], str]:
     """The mean losses, and what rank 0 printed."""
     options = [forgotten, "--checkpoints", str(place), "--every", str(EVERY)]
-    results = miniddp.run_ranks(train, ranks, *options, backend=None, timeout=900)
-    return [statistics.mean(losses) for losses in zip(*results, strict=True)], results.outputs[0]
+    results = run_ranks(train, ranks, *options, backend=None, timeout=900)
+    means = [statistics.mean(losses) for losses in zip(*results, strict=True)]
+    return means, results.outputs[0]
 
 
 one, _ = train_on(1, home / "one")
@@ -169,8 +173,8 @@ def train_to_the_end(rank: int) -> None:
     load("9_train")["main"]()
 
 
-text = miniddp.run_ranks(train_to_the_end, 2, backend=None, timeout=900).outputs[0]
-print("\n".join(line for line in text.splitlines() if "tokens a second" not in line))
+text = run_ranks(train_to_the_end, 2, backend=None, timeout=900).outputs[0]
+print(without_speed(text))
 
 train_text, test_text = (sequences[:, 1:].flatten() for sequences in load_text())
 most_frequent = train_text.bincount().argmax()
@@ -194,28 +198,16 @@ assert [path.stem[-2:] for path in sorted(died.iterdir())] == ["10", "20"]
 # %% name="resumed"
 resumed, text = train_on(2, broken)
 first = STEPS - len(resumed)
-print("\n".join(line for line in text.splitlines() if "tokens a second" not in line))
+print(without_speed(text))
 assert first == DEATH // EVERY * EVERY
 assert resumed == two[first:], "the same losses, bit for bit"
-
-
-def digest_of(name: str) -> str:
-    """Of all that is in a training's last checkpoint."""
-    state = torch.load(home / name / f"step-{STEPS:08d}.pt")
-    sha = hashlib.sha256()
-    for path, value in pytree.tree_leaves_with_path(state):
-        content = (
-            value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
-        )
-        sha.update(pytree.keystr(path).encode() + content)
-    return sha.hexdigest()
-
-
-digests = {name: digest_of(name) for name in ("undisturbed", "broken")}
+file = f"step-{STEPS:08d}"
+of_undisturbed = digest_of(torch.load(home / "undisturbed" / f"{file}.pt"))
+of_broken = digest_of(torch.load(broken / f"{file}.pt"))
+assert of_undisturbed == of_broken
 print()
-for name, digest in digests.items():
-    print(f"step-{STEPS:08d} of the {name + ' training:':21} {digest[:16]}…")
-assert digests["undisturbed"] == digests["broken"]
+print(f"{file} of the undisturbed training: {of_undisturbed[:16]}…")
+print(f"{file} of the broken training:      {of_broken[:16]}…")
 record(every=EVERY, death=DEATH, first_step=first, lost=DEATH - first)
 
 # %% [markdown]
@@ -266,17 +258,16 @@ def train_and_save_alone(rank: int, place: str) -> None:
     script["main"]()
 
 
-def where(traceback: str) -> str:
+def place_of(traceback: str) -> str:
     """The functions of the book's code in which a rank was, and its error."""
     frames = re.findall(r'(?:stages|miniddp)/(?:\w+/)?(\w+\.py)", line \d+, in (\w+)', traceback)
+    lines = [f"{file}: {name}" for file, name in frames]
     error = traceback.strip().splitlines()[-1].rpartition("] ")[2]
-    return "\n".join([*(f"{file}: {name}" for file, name in frames), f"RuntimeError: {error}"])
+    return "\n".join([*lines, f"RuntimeError: {error}"])
 
 
-try:
-    miniddp.run_ranks(train_and_save_alone, 2, str(home / "alone"), backend=None, timeout=60)
-except RanksFailed as error:
-    places = [where(error.tracebacks[rank]) for rank in range(2)]
+failure = failure_of(train_and_save_alone, 2, str(home / "alone"), backend=None)
+places = [place_of(failure.tracebacks[rank]) for rank in range(2)]
 assert "9_train.py: save" in places[0], "rank 0 waits for the random state of rank 1"
 assert "wrapper.py: forward" in places[1], "rank 1 waits for the next step of rank 0"
 show_ranks(places)
@@ -288,18 +279,13 @@ assert not list((home / "alone").glob("*")), "nothing was saved"
 # The recording leaves out the progress bar and the speed, which says little on two busy cores.
 
 # %% name="launch"
-command = "torchrun --standalone --nproc_per_node=2 -m finetune --model tiny --steps 20"
-arguments = command.split()[1:] + (["--data-dir", str(folder)] if folder else [])
-print(f"$ {command}" + (" \\\n    --data-dir path/to/mrpc" if folder else ""))
-launched = subprocess.run(
-    [sys.executable, "-m", "torch.distributed.run", *arguments],
-    env={**os.environ, "OMP_NUM_THREADS": "1"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-)
-assert launched.returncode == 0, launched.stderr
-log = [line for line in launched.stderr.splitlines() if line.strip() and "step/s" not in line]
+arguments = "--standalone --nproc_per_node=2 -m finetune --model tiny --steps 20"
+with_data = ["--data-dir", str(folder)] if folder else []
+print(f"$ torchrun {arguments}" + (" \\\n    --data-dir path/to/mrpc" if folder else ""))
+launcher = start_python(*TORCHRUN, *arguments.split(), *with_data)
+_, errors = launcher.communicate(timeout=300)
+assert launcher.returncode == 0, errors
+log = [line for line in errors.splitlines() if line.strip() and "step/s" not in line]
 for line in log:
     if not line.startswith("speed:"):
         shown = line.replace(str(folder), "path/to/mrpc")
