@@ -29,8 +29,8 @@ site: ## make the book's site in _site: with Quarto, else with Pandoc (WITH=quar
 serve: ## serve _site on this machine (PORT=8000)
 	@$(PYTHON) tools/build_site.py --serve --port $(PORT)
 
-preview: ## serve the book, render what changes and reload the browser (PORT=8000, WITH=quarto)
-	@$(PYTHON) tools/build_site.py --preview --port $(PORT) $(if $(WITH),--$(WITH))
+preview: ## serve the plain build, render what changes and reload the browser (PORT=8000)
+	@$(PYTHON) tools/build_site.py --preview --port $(PORT)
 
 # Tests of an AREA run alone: without checks, and without the site if they do not look at it.
 BEFORE := $(if $(AREA),$(if $(findstring tests/book/site,$(AREA)),site-to-test),types lint check site-to-test)

@@ -96,13 +96,14 @@ def render_again(
 def concerns(page: build.Page, changed: list[str], source: Path) -> bool:
     """Whether a page is one of the changed files or quotes one of them."""
     text = (source / page.source).read_text(encoding="utf-8")
-    quoted = [called(name) for name in changed if not name.endswith(".qmd")]
+    files = [name for name in changed if not name.endswith(".qmd")]
+    quoted = [*files, *map(called, files)]
     everywhere = any(name.endswith(EVERYWHERE) for name in changed)
     return page.source in changed or everywhere or any(name in text for name in quoted)
 
 
 def called(name: str) -> str:
-    """What pages call a file: ``src/miniddp/ring.py`` is ``miniddp.ring``, a run its name."""
+    """What pages also call a file: ``src/miniddp/ring.py`` is ``miniddp.ring``, a run its name."""
     path = PurePosixPath(name)
     if path.parts[0] == "src":
         return ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")

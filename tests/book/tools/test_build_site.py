@@ -337,7 +337,7 @@ def test_pip_that_does_not_answer_is_given_up(empty: Path) -> None:
 def test_a_port_in_use_is_said_before_anything_is_built(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run("--plain", "--preview", "--port", str(port))
+        done = run("--preview", "--port", str(port))
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
@@ -360,20 +360,9 @@ def test_serving_needs_a_site_and_a_port(run: Run, book: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("arguments", "is_quarto"), [([], False), (["--quarto"], True)])
-def test_a_preview_is_plain_unless_quarto_is_asked_for(
-    run: Run, book: Path, arguments: list[str], is_quarto: bool
-) -> None:
-    (book / "index.qmd").write_text("# Hello\n\n@fig-none\n")  # where the plain one ends
-    port = str(free_port())
-    done = run("--preview", "--port", port, *arguments, quarto='echo "asked: $@"')
-    assert (f"asked: preview --port {port}" in done.stdout) == is_quarto
-    assert ("no page has a figure of that name" in done.stderr) != is_quarto
-
-
 def test_a_preview_of_a_book_that_cannot_be_built_ends(run: Run, book: Path) -> None:
     (book / "index.qmd").write_text("# Hello\n\n@fig-none\n")
-    done = run("--plain", "--preview", "--port", str(free_port()))
+    done = run("--preview", "--port", str(free_port()))
     assert done.returncode == 1
     assert done.stderr == "error: index.qmd: @fig-none: no page has a figure of that name\n"
 
@@ -388,9 +377,10 @@ def previewed(book: Path) -> Iterator[Callable[[str], str]]:
     """A preview of a book of three pages that runs; gives what it answers."""
     (book / "_quarto.yml").write_text("book: {title: B, chapters: [index.qmd, a.qmd, b.qmd]}\n")
     (book / "a.qmd").write_text('# A\n\nsymbol="miniddp.ring:send"\n')
-    (book / "b.qmd").write_text("# B\n")
+    (book / "b.qmd").write_text('# B\n\nfile="src/miniddp/wire.py"\n')
     (book / "src/miniddp").mkdir(parents=True)
-    (book / "src/miniddp/ring.py").write_text("1\n")
+    for name in ("ring", "wire"):
+        (book / f"src/miniddp/{name}.py").write_text("1\n")
     port = free_port()
     command = [sys.executable, book / "tools/plain/preview.py", book, book / "_preview", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -415,6 +405,7 @@ def previewed(book: Path) -> Iterator[Callable[[str], str]]:
     [
         ("b.qmd", "# B again\n", ["[ 1/1] b.qmd\n"]),
         ("src/miniddp/ring.py", "2\n", ["[ 1/1] a.qmd\n"]),
+        ("src/miniddp/wire.py", "2\n", ["[ 1/1] b.qmd\n"]),
         ("_quarto.yml", None, ["[ 1/3] index.qmd\n", "[ 2/3] a.qmd\n", "[ 3/3] b.qmd\n"]),
     ],
 )
