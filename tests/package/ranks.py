@@ -72,4 +72,4 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
     mine = mine.cpu() if dist.get_backend() == "gloo" else mine
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
-    return [each.to(tensor.device) for each in everyone]
+    return [gathered.to(tensor.device) for gathered in everyone]

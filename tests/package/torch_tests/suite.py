@@ -69,12 +69,12 @@ def tests_of_ddp() -> list[str]:
         if isinstance(node, ast.FunctionDef)
     }
     found = {name for name, text in methods.items() if re.search("ddp|parallel.Dist", text, re.I)}
-    while more := {
+    while callers := {
         name
         for name in methods.keys() - found
         if found & set(re.findall(r"\bself\.(\w+)\(", methods[name]))
     }:
-        found |= more
+        found |= callers
     return sorted(name for name in found if name.startswith("test_"))
 
 
@@ -145,7 +145,7 @@ def _one_device(module: Any, ddp: Any, rank: int, world_size: int) -> Iterator[N
     parse_to = torch._C._nn._parse_to
 
     def parse_to_here(*args: Any, **kwargs: Any) -> Any:
-        return parse_to(*map(_here, args), **{name: _here(each) for name, each in kwargs.items()})
+        return parse_to(*map(_here, args), **{name: _here(place) for name, place in kwargs.items()})
 
     def nothing(*_: Any, **__: Any) -> None:
         pass

@@ -103,6 +103,6 @@ def test_no_test_of_torch_compares_recorded_texts() -> None:
     assert "assertExpected" not in suite.FILE.read_text(encoding="utf-8")
 
 
-for each in cases("not applicable"):
-    for each_mark in each.marks:
-        each_mark(test_the_list_is_that_of_torch)
+for case in cases("not applicable"):
+    for parity_row in case.marks:
+        parity_row(test_the_list_is_that_of_torch)
