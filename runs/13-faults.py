@@ -7,7 +7,7 @@
 # mended; and if its last checkpoint (weights, optimizer, random numbers, place in the data) is then
 # bit for bit that of a training without a fault.
 #
-# `runs/faults.py` has the faults, `runs/trials.py` starts the trainings and checks them.
+# `runs/faults.py` has the faults, `instruments.trials` checks the trainings.
 # `make faults` runs the same with another seed.
 
 # %% name="setup"

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import trials
 from book import provenance, table
 from instruments import hosts
 from instruments.cost import Link, ring_all_reduce_seconds
 from instruments.hosts import Cable, Hosts, two_hosts
+from instruments.launched_jobs import ENVIRONMENT, digest, file
 from instruments.simulator import even_layers, simulate
 
 provenance(device="cpu", world_size=2, backend="gloo")
-os.environ.update(trials.ENVIRONMENT)
+os.environ.update(ENVIRONMENT)
 
 # %% [markdown]
 # ## The time of a step
@@ -119,7 +119,7 @@ class Training:
         """Both hosts train, up to this checkpoint."""
         self.start(0)
         self.start(1)
-        while not any((self.saved / trials.file(s)).exists() for s in range(step, STEPS + 1)):
+        while not any((self.saved / file(s)).exists() for s in range(step, STEPS + 1)):
             running = [launcher.poll() is None for launcher in self.launchers.values()]
             assert all(running), self.text()
             time.sleep(0.05)
@@ -198,7 +198,7 @@ def run(fault: Callable[[Training], str]) -> tuple[str, str]:
         training = Training(both, Path(folder))
         try:
             happened = fault(training)
-            return happened, trials.digest(training.saved / trials.file(STEPS))
+            return happened, digest(training.saved / file(STEPS))
         finally:
             for launcher in training.launchers.values():
                 launcher.kill()

@@ -6,7 +6,7 @@ A fault strikes a rank in `faulty.py`, or comes from here: a signal to the launc
 damaged file. A training has survived if it goes on by itself, or refuses in a line that says why
 and goes on with the same command when that has been mended, and if then its last checkpoint
 (weights, optimizer, random numbers, place in the data) is bit for bit that of a training without a
-fault. `trials.py` starts the trainings and checks them.
+fault. `instruments.trials` checks the trainings.
 """
 
 import argparse
@@ -24,21 +24,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from instruments.small_disk import SmallDisk
-from trials import (
-    DDPS,
+from instruments import warm_start
+from instruments.launched_jobs import (
     ENVIRONMENT,
     SAVES,
     STEPS,
-    Kind,
     Process,
-    Trial,
     file,
-    matrix,
     need,
-    rows,
     wait_for,
 )
+from instruments.small_disk import SmallDisk
+from instruments.trials import DDPS, Kind, Trial, matrix, rows
 
 
 def killed(phase: str, trial: Trial) -> None:
@@ -335,9 +332,7 @@ def main() -> int:
     if not kinds:
         parser.error(f"no fault has {chosen.only!r} in its name")
     os.environ.update(ENVIRONMENT)
-    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for the preload
-    Process.context.set_forkserver_preload(["warm"])
+    Process.context.set_forkserver_preload([warm_start.__name__])
     print(f"seed {chosen.seed}", flush=True)
     outcomes = []
     for outcome in matrix(kinds, chosen.repeat, chosen.seed, chosen.jobs, chosen.cold):

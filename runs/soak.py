@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trials import ENVIRONMENT, Process, digest, file
+from instruments.launched_jobs import ENVIRONMENT, Process, digest, file
 
 INTERVALS = 20
 FLAT = 0.02

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import faults
-import trials
+from instruments import trials
+from instruments.launched_jobs import SAVES, STEPS, NotSurvived, Process, digest, file
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,9 +36,9 @@ def finished(tmp_path):
     """A training that has survived, as its files and its process tell."""
     reference = SimpleNamespace(data=tmp_path, digests={}, evaluation={"simple": "evaluation: 1"})
     trial = trials.Trial("a loss is not a number", "0", tmp_path / "job", reference, cold=False)
-    for step in (trials.SAVES[-2], trials.STEPS):
-        (trial.saved / trials.file(step)).write_text(str(step))
-    reference.digests["simple"] = trials.digest(trial.saved / trials.file(trials.STEPS))
+    for step in (SAVES[-2], STEPS):
+        (trial.saved / file(step)).write_text(str(step))
+    reference.digests["simple"] = digest(trial.saved / file(STEPS))
     return trial, SimpleNamespace(code=0, text="", last_line="evaluation: 1")
 
 
@@ -53,7 +54,7 @@ def test_survived(finished):
         (lambda _, process: setattr(process, "last_line", "x"), "'x', not 'evaluation: 1'"),
         (lambda trial, _: (trial.saved / "a.unfinished").touch(), "left over"),
         (
-            lambda trial, _: (trial.saved / trials.file(trials.STEPS)).write_text("other"),
+            lambda trial, _: (trial.saved / file(STEPS)).write_text("other"),
             "the last checkpoint is another",
         ),
     ],
@@ -61,7 +62,7 @@ def test_survived(finished):
 def test_not_survived(finished, spoil, expected):
     spoil(*finished)
     trial, process = finished
-    with pytest.raises(trials.NotSurvived, match=expected):
+    with pytest.raises(NotSurvived, match=expected):
         trial.finished(process)
 
 
@@ -73,7 +74,7 @@ def test_what_is_lost_is_said_and_is_the_exit_code(monkeypatch, capsys):
     outcomes[1].problem = "all is gone"
     monkeypatch.setattr(faults, "matrix", lambda *_: iter(outcomes))
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    forks = trials.Process.context  # shared with all tests of this process
+    forks = Process.context  # shared with all tests of this process
     monkeypatch.setattr(forks, "set_forkserver_preload", lambda modules: None)
     monkeypatch.setattr(sys, "argv", ["faults.py", "--seed=7"])
     assert faults.main() == 1

@@ -1,11 +1,12 @@
 """torchrun, forked with everything imported: a job of tests then starts in a second.
 
-Launcher, agent, restarts, signals and parents are torchrun's own. What is saved are the imports of
-`python` that it would execute for itself and for each rank.
+Launcher, agent, restarts, signals and parents are torchrun's own. What is saved are the
+imports that `python` would execute for itself and for each rank of `finetune`.
 """
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets  # noqa: F401  for the ranks
-import torch._dynamo  # noqa: F401
+import datasets  # noqa: F401  this and the next ones for the ranks
 import torch.distributed.run as torchrun
 import transformers.models.llama.modeling_llama  # noqa: F401
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+    subprocess_handler,
+)
 
-import faulty
+import finetune.train  # noqa: F401
 
 
 class Forked:
@@ -52,14 +54,14 @@ class Forked:
 
 
 def rank(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """What a new `python runs/faulty.py` would find: no signal handlers, no open files."""
+    """`python arguments`: it finds no signal handlers and no open files."""
     os.setsid()
     os.closerange(3, 1024)
     forget_handlers()
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = list(arguments)
-    faulty.main()
+    runpy.run_path(arguments[0], run_name="__main__")
 
 
 def forget_handlers() -> None:
@@ -84,9 +86,11 @@ def launch(
         program = [sys.executable, "-m", "torch.distributed.run", *arguments]
         os.execve(sys.executable, program, dict(environment))
 
-    def start(self: Any, command: Sequence[str], variables: Mapping[str, str]) -> Forked:
+    def start(
+        self: Any, command: Sequence[str], variables: Mapping[str, str]
+    ) -> Forked:
         program = command[command.index("-u") + 1 :]  # after the interpreter
         return Forked(lambda: rank(program, variables))
 
-    subprocess_handler.SubprocessHandler._popen = start  # type: ignore[method-assign]
+    subprocess_handler.SubprocessHandler._popen = start  # type: ignore[assignment,method-assign]
     torchrun.main(list(arguments))
