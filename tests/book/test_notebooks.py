@@ -130,7 +130,8 @@ def test_a_notebook_runs_in_an_empty_folder_and_leaves_a_recording(
     assert done.stdout.strip().endswith("fresh")
 
     altered = json.loads(brought.read_text())
-    altered["cells"][2]["source"] = ["print('another experiment')"]
+    own_code = [cell for cell in altered["cells"][1:] if cell["cell_type"] == "code"]
+    own_code[0]["source"] = ["print('another experiment')"]
     brought.write_text(json.dumps(altered))
     done = subprocess.run(merge, cwd=tmp_path / "published", capture_output=True, text=True)
     assert done.returncode == 1
