@@ -1,6 +1,5 @@
 """Some of the programs of `make fuzz`; and what the fuzzer would say of classes with bugs."""
 
-import random
 import runpy
 import sys
 from collections.abc import Callable
@@ -30,9 +29,9 @@ PLAIN = {
 
 
 @pytest.mark.timeout(900)  # a minute where nothing else runs
-@pytest.mark.parametrize("first", [7_000_000, random.randrange(10**9)], ids=["fixed", "random"])
-def test_programs_of_others_get_torchs_gradients_or_a_refusal(first: int) -> None:
-    print(f"programs {first} to {first + 59}")
+def test_programs_of_others_get_torchs_gradients_or_a_refusal() -> None:
+    """The same programs each time: `make fuzz` draws new ones."""
+    first = 7_000_000
     campaign = Campaign(seconds=30, shrinks=False)
     try:
         campaign.run(range(first, first + 60), until=monotonic() + 300)
