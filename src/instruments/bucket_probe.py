@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from instruments.held import storage_bytes
-from miniddp.bucket import MIB
 from miniddp.hooks import allreduce_hook
 
 Wrap = Callable[[nn.Module], Any]
@@ -23,16 +22,6 @@ class Departure(NamedTuple):
 
     num_bytes: int
     gradients: int
-
-
-def moments(departures: Sequence[Departure]) -> str:
-    """After how many gradients each bucket left, such as "2 4 6 8"."""
-    return " ".join(str(departure.gradients) for departure in departures)
-
-
-def mebibytes(departures: Sequence[Departure]) -> str:
-    """The size of each bucket, such as "2.3 25.8"."""
-    return " ".join(f"{departure.num_bytes / MIB:.1f}" for departure in departures)
 
 
 class Probe:

@@ -45,21 +45,6 @@ def steps_with_work(trace: Trace) -> list[int]:
     return found
 
 
-def callers_of(trace: Trace, operator: str) -> list[str]:
-    """The Python functions in which the first such operator was called, outermost first.
-
-    Of a trace with stacks. A file of a package is named from its package on.
-    """
-    first = next(event for event in trace.events if event.name == operator)
-    return [
-        event.name.rpartition("site-packages/")[2]
-        for event in trace.events
-        if event.category == "python_function"
-        and event.start <= first.start
-        and first.end <= event.end
-    ]
-
-
 def steps_kept(acc_events: bool) -> int:
     """How many steps `events()` holds after a training with two cycles of two."""
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)

@@ -24,12 +24,6 @@ def test_a_bucket_leaves_with_its_last_gradient_and_in_its_turn() -> None:
     assert leaves_after([[3], [2], [0, 1]], ready) == [1, 2, 4]
 
 
-def test_departures_are_shown_in_a_line() -> None:
-    departures = [Departure(2**20 // 4, 2), Departure(25 * 2**20, 14)]
-    assert bucket_probe.moments(departures) == "2 14"
-    assert bucket_probe.mebibytes(departures) == "0.2 25.0"
-
-
 def test_the_order_is_that_of_backward_not_of_the_list() -> None:
     assert ready_order(listed_backwards(), awkward_models.loss_of) == list(range(8))
     straight = nn.Sequential(*awkward_models.layers(3))

@@ -737,19 +737,6 @@ def test_torch_records_one_cycle_for_each_repetition():
     assert profiler_cost.traces_without_step() == 0
 
 
-def test_the_callers_of_an_operator_are_those_around_it(tmp_path):
-    events = [
-        event("python_function", "lib/site-packages/torch/nn/module.py(1): call", 0, 50),
-        event("python_function", "nn.Module: Linear_0", 5, 20),
-        event("cpu_op", "aten::mm", 10, 5),
-        event("python_function", "later", 12, 20),
-        event("cpu_op", "aten::mm", 30, 5),
-    ]
-    trace = read_trace(write(tmp_path / "t.json.gz", events))
-    expected = ["torch/nn/module.py(1): call", "nn.Module: Linear_0"]
-    assert profiler_cost.callers_of(trace, "aten::mm") == expected
-
-
 def test_events_are_those_of_the_last_cycle_unless_they_accumulate():
     assert profiler_cost.steps_kept(acc_events=False) == 2
     assert profiler_cost.steps_kept(acc_events=True) == 4
