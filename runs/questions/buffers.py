@@ -33,4 +33,5 @@ assert local.module.seen.item() == 3 * x.item()
 total = local.module.seen.clone()
 dist.all_reduce(total)  # all have seen, once, where you need it
 assert total.item() == 9.0
+del copied, local
 dist.destroy_process_group()

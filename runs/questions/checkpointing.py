@@ -39,4 +39,5 @@ try:
     raise SystemExit("no error")
 except RuntimeError as error:
     assert "mark a variable ready only once" in str(error)
+del ddp
 dist.destroy_process_group()

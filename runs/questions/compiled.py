@@ -27,4 +27,5 @@ for one, other in zip(after.parameters(), before.parameters(), strict=True):
     assert torch.equal(one.grad, other.grad)
 assert next(iter(wrapped.module.state_dict())) == "0.weight"
 assert next(iter(before.module.state_dict())) == "_orig_mod.0.weight"
+del wrapped, after, before
 dist.destroy_process_group()

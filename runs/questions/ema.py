@@ -25,4 +25,5 @@ dist.all_gather(averages, average.module.weight.detach())
 assert torch.equal(averages[0], averages[1])  # equal weights, equal averages
 if dist.get_rank() == 0:
     torch.save(average.module.state_dict(), "/dev/null")  # one rank saves
+del ddp
 dist.destroy_process_group()

@@ -33,4 +33,5 @@ moved = ddp.module.weight.item()
 train_step(1.0 if rank == 0 else float("inf"))
 assert ddp.module.weight.item() == moved  # all ranks leave it out together
 assert scaler.get_scale() == 2.0
+del ddp
 dist.destroy_process_group()

@@ -33,3 +33,5 @@ try:
     raise SystemExit("no error")
 except RuntimeError as error:
     assert "finished reduction in the prior iteration" in str(error)
+del ddp
+dist.destroy_process_group()

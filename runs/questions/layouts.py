@@ -17,4 +17,5 @@ if rank == 0:  # as a checkpoint that only one rank has loaded may leave it
 model.to(memory_format=torch.channels_last)  # on every rank, before wrapping
 ddp = DistributedDataParallel(model)
 ddp(torch.randn(1, 2, 5, 5)).sum().backward()
+del ddp
 dist.destroy_process_group()

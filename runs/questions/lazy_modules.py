@@ -20,4 +20,5 @@ with torch.no_grad():
     model(torch.ones(1, 3))  # its shapes are known from here on
 ddp = DistributedDataParallel(model)
 ddp(torch.ones(2, 3)).sum().backward()
+del ddp
 dist.destroy_process_group()

@@ -17,4 +17,5 @@ loss = (output * targets).sum()  # on rank 1 a sum of nothing: 0
 loss.backward()  # which depends on the weight all the same
 
 assert ddp.module.weight.grad.item() == (4.0 + 0.0) / 2
+del ddp
 dist.destroy_process_group()

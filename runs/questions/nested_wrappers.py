@@ -25,4 +25,5 @@ wrapped_again = DistributedDataParallel(ddp.module)  # the module, not ddp
 del ddp  # its hooks go with it
 wrapped_again(x).sum().backward()
 assert wrapped_again.module.weight.grad.item() == 1.5
+del twice, wrapped_again
 dist.destroy_process_group()

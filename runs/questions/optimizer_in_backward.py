@@ -26,4 +26,5 @@ ddp(torch.full((1, 1), 1.0 + rank)).sum().backward()
 weights = [torch.empty_like(weight) for _ in range(2)]
 dist.all_gather(weights, weight.detach())
 assert not torch.equal(weights[0], weights[1])  # the replicas have parted
+del ddp
 dist.destroy_process_group()

@@ -29,4 +29,5 @@ optimizer.step()
 weights = [torch.empty(1, 4) for _ in range(2)]
 dist.all_gather(weights, ddp.module.weight.detach())
 assert torch.equal(weights[0], weights[1])
+del ddp
 dist.destroy_process_group()

@@ -25,4 +25,5 @@ ddp(torch.full((1, 1), 2.0 + 4.0 * rank)).sum().backward()
 
 assert seen == [2.0 + 4.0 * rank]  # 2 on rank 0, 6 on rank 1
 assert weight.grad.item() == (2.0 + 3.0) / 2  # of the clamped gradients
+del ddp
 dist.destroy_process_group()

@@ -21,4 +21,5 @@ ddp.zero_grad()
 loss = ddp(torch.full((1, 1), 1.0 + rank)).sum()
 (2 * loss).backward()  # the same, in one backward
 assert ddp.module.weight.grad.item() == 3.0
+del ddp
 dist.destroy_process_group()

@@ -18,4 +18,5 @@ second = 10 * output[:, 1].sum()
 
 mean = (1.0 + 2.0) / 2  # of the ranks' inputs
 assert ddp.module.weight.grad.flatten().tolist() == [mean, 10 * mean]
+del ddp
 dist.destroy_process_group()

@@ -25,4 +25,5 @@ for batch in batches:
     optimizer.zero_grad()
     steps += 1
 assert steps == 2
+del ddp
 dist.destroy_process_group()

@@ -29,4 +29,5 @@ of_fake = ddp(fake).sum()
 of_real.backward()  # averaged
 of_fake.backward()  # not
 assert ddp.module.weight.grad.item() == 1.5 + 10.0 + rank
+del ddp
 dist.destroy_process_group()
