@@ -70,7 +70,7 @@ def stopped_for_ever(trial: Trial) -> None:
     """The others give up after --timeout; torchrun kills the stopped one after 30 seconds."""
     phase = trial.random.choice(["forward", "backward", "all-reduce", "optimizer step"])
     fault = in_phase(trial, phase, signal.SIGSTOP, trial.any_step())
-    process = trial.run("--timeout=20", fault=fault, restarts=3)
+    process = trial.run("--timeout=30", fault=fault, restarts=3)
     trial.finished(process)
     words = f"the others wait for rank {fault['rank']}"
     need(words in process.text, f"nobody says: {words}\n{process.text[-3000:]}")
@@ -84,7 +84,7 @@ def left(kind: str, trial: Trial) -> None:
 def launcher_signalled(number: int, trial: Trial) -> None:
     """The ranks save and leave; the same command goes on."""
     process = trial.start()
-    trial.job.reach(trial.any_step(last=STEPS - 3))
+    trial.job.reach(trial.any_step(last=STEPS // 2))
     trial.job.struck = process.send(number)
     process.wait()
     need(process.code, "torchrun says that all is well")
@@ -120,7 +120,7 @@ def two_launches(trial: Trial) -> None:
 def folder_gone(trial: Trial) -> None:
     """Checkpoints that are deleted while a training goes on are lost; it is not."""
     process = trial.start()
-    trial.job.reach(trial.any_step(last=STEPS - 3))
+    trial.job.reach(trial.any_step(last=STEPS // 2))
     trial.job.struck = time.time()
     for _ in range(100):  # a file may appear while others are deleted
         shutil.rmtree(trial.saved, ignore_errors=True)
@@ -160,7 +160,7 @@ def disk_full(trial: Trial) -> None:
 def read_only(trial: Trial) -> None:
     with SmallDisk(trial.saved) as disk:
         process = trial.start()
-        trial.job.reach(trial.any_step(last=STEPS - 3))
+        trial.job.reach(trial.any_step(last=STEPS // 2))
         trial.job.struck = time.time()
         disk.forbid()
         process.wait()

@@ -131,7 +131,14 @@ def test_a_dataloader_resumes_with_the_next_batch(num_workers):
     dataset = TensorDataset(torch.arange(53))
 
     def loader_of(sampler):
-        return DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=num_workers)
+        context = "forkserver" if num_workers else None  # torch's threads run here already
+        return DataLoader(
+            dataset,
+            batch_size=4,
+            sampler=sampler,
+            num_workers=num_workers,
+            multiprocessing_context=context,
+        )
 
     def batches(loader):
         return [batch.tolist() for (batch,) in loader]
