@@ -16,7 +16,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
 start = ddp.module.weight.item()
 
 
-def train_step(x):
+def train_step(ddp, x):
     loss = ddp(torch.full((1, 1), x)).sum()
     scaler.scale(loss).backward()  # the mean of scaled gradients
     scaler.unscale_(optimizer)  # before clipping, which is of the mean
@@ -27,10 +27,10 @@ def train_step(x):
     return norm.item()
 
 
-assert train_step(2.0 + 2.0 * rank) == 3.0  # of the mean, not scaled
+assert train_step(ddp, 2.0 + 2.0 * rank) == 3.0  # of the mean, not scaled
 assert abs(ddp.module.weight.item() - (start - 0.1)) < 1e-6
 moved = ddp.module.weight.item()
-train_step(1.0 if rank == 0 else float("inf"))
+train_step(ddp, 1.0 if rank == 0 else float("inf"))
 assert ddp.module.weight.item() == moved  # all ranks leave it out together
 assert scaler.get_scale() == 2.0
 del ddp
