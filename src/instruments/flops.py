@@ -18,6 +18,10 @@ PEAK_TFLOPS = {
 a figure "with sparsity" is halved. The keys are parts of what
 `torch.cuda.get_device_name` says."""
 
+MEMORY_BANDWIDTH = {"H100 80GB HBM3": 3.35e12, "A100": 2.039e12}
+"""Bytes per second of a GPU's memory, from the data sheets of H100 SXM and A100 80GB
+SXM."""
+
 
 def training_flops(parameters: int, tokens: int) -> int:
     """6 Ψ m FLOPs for a dense transformer with Ψ parameters on m tokens.

@@ -36,6 +36,22 @@ class Span(NamedTuple):
     end: float
 
 
+class Copies(NamedTuple):
+    """What a bucket costs the compute stream: seconds for each byte of gradients.
+
+    Attributes:
+        filling: To copy a gradient into its bucket, when backward has made it.
+        emptying: To copy the mean back out, when the bucket has arrived; 0 where
+            gradients are views of their bucket (`gradient_as_bucket_view=True`).
+    """
+
+    filling: float = 0.0
+    emptying: float = 0.0
+
+
+NO_COPIES = Copies()
+
+
 class Layer(NamedTuple):
     """What a layer does in a micro-batch: seconds of both passes, bytes of gradients.
 
@@ -49,11 +65,11 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A step, without the optimizer.
+    """A step.
 
     Attributes:
         spans: The timeline: what each stream did, and when.
-        compute: Seconds for which a rank alone would compute.
+        compute: Seconds for which a rank alone would compute, the optimizer's included.
     """
 
     spans: tuple[Span, ...]
@@ -95,12 +111,20 @@ class Streams:
         self.computed = start + seconds + slowed
         self.spans.append(Span(COMPUTE, name, start, self.computed))
 
-    def send(self, name: str, seconds: float) -> None:
-        """Send what has been computed by now, as soon as the link is free."""
+    def send(self, name: str, seconds: float) -> float:
+        """Send what has been computed by now, as soon as the link is free.
+
+        Returns when it has arrived.
+        """
         check_amounts(**{f"seconds of {name}": seconds})
         start = max(self.computed, self.arrived)
         self.arrived = start + seconds
         self.spans.append(Span(COMMUNICATION, name, start, self.arrived))
+        return self.arrived
+
+    def wait(self, arrival: float) -> None:
+        """Compute nothing until then."""
+        self.computed = max(self.computed, arrival)
 
 
 def simulate(
@@ -112,6 +136,8 @@ def simulate(
     micro_batches: int = 1,
     stolen: float = 0.0,
     slowest: float = 1.0,
+    copies: Copies = NO_COPIES,
+    optimizer: float = 0.0,
 ) -> Step:
     """Simulate a step of a model whose `layers` are given in the order of forward.
 
@@ -127,6 +153,10 @@ def simulate(
     compute of the slowest rank over that of a usual one (`expected_maximum`): no
     bucket leaves before that rank has its part.
 
+    Backward copies each gradient into its bucket. After backward every bucket is waited
+    for and copied back, one after the other, as torch's reducer does; then `optimizer`
+    takes its seconds (`instruments.cost.adamw_seconds`).
+
     Raises `ValueError` for a negative amount, or a plan that does not hold every
     gradient once.
     """
@@ -135,26 +165,40 @@ def simulate(
     if plan is None:
         plan = [[i] for i in reversed(range(len(sizes)))]
     _check(layers, sizes, plan, stolen, slowest)
+    check_amounts(**copies._asdict(), optimizer=optimizer)
     unsent = deque(enumerate(plan))
+    sent: list[tuple[float, int]] = []
     streams = Streams(stolen)
 
     def send_full_buckets(made_from: int) -> None:
         while unsent and all(i >= made_from for i in unsent[0][1]):
             number, bucket = unsent.popleft()
             num_bytes = sum(sizes[i] for i in bucket)
-            streams.send(f"bucket {number}", all_reduce(num_bytes))
+            arrival = streams.send(f"bucket {number}", all_reduce(num_bytes))
+            sent.append((arrival, num_bytes))
 
     firsts = [0, *accumulate(len(layer.gradient_bytes) for layer in layers)]
     for number in range(1, micro_batches + 1):
         for i, layer in enumerate(layers):
             streams.compute(f"forward {i}", layer.forward * slowest)
+        is_last = number == micro_batches
         for i, layer in reversed(list(enumerate(layers))):
-            streams.compute(f"backward {i}", layer.backward * slowest)
-            if overlapped and number == micro_batches:
+            backward = layer.backward * slowest
+            if is_last:
+                backward += copies.filling * sum(layer.gradient_bytes)
+            streams.compute(f"backward {i}", backward)
+            if overlapped and is_last:
                 send_full_buckets(firsts[i])
     send_full_buckets(0)
-    alone = micro_batches * sum(layer.forward + layer.backward for layer in layers)
-    return Step(tuple(streams.spans), alone)
+    for number, (arrival, num_bytes) in enumerate(sent):
+        if copies.emptying:
+            streams.wait(arrival)
+            streams.compute(f"empty {number}", copies.emptying * num_bytes)
+    if optimizer:
+        streams.wait(streams.arrived)
+        streams.compute("optimizer", optimizer)
+    both_passes = sum(layer.forward + layer.backward for layer in layers)
+    return Step(tuple(streams.spans), micro_batches * both_passes + optimizer)
 
 
 def buckets(

@@ -419,3 +419,25 @@ def test_bad_input_gets_one_clear_line(message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         BAD[message]()
     assert "\n" not in str(error.value)
+
+
+# What a step moves through memory
+
+
+def test_adamw_moves_each_tensor_that_it_keeps() -> None:
+    """Parameter and both moments are read and written, the gradient is read."""
+    parameter = nn.Parameter(torch.rand(1000))
+    parameter.grad = torch.rand(1000)
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.step()
+    moments = [kept.nbytes for kept in optimizer.state[parameter].values() if kept.numel() > 1]
+    written = parameter.nbytes + sum(moments)
+    read = written + parameter.grad.nbytes
+    assert cost.adamw_seconds(1000, 1.0) == written + read
+    assert cost.adamw_seconds(1000, 2e3) == (written + read) / 2e3
+
+
+def test_a_copied_byte_is_read_and_written() -> None:
+    assert cost.copy_seconds_per_byte(4.0) == 0.5
+    with pytest.raises(ValueError, match="bytes_per_second must be more than 0"):
+        cost.copy_seconds_per_byte(0)

@@ -14,6 +14,7 @@ from instruments.cost import Link, ring_all_reduce_seconds
 from instruments.simulator import (
     COMMUNICATION,
     COMPUTE,
+    Copies,
     Layer,
     Span,
     Step,
@@ -103,6 +104,43 @@ def test_the_slowest_rank_is_waited_for() -> None:
     assert slow.exposed == 16
 
 
+COPIED = Copies(filling=0.1, emptying=0.05)
+
+
+def test_copies_and_the_optimizer_by_hand() -> None:
+    """Each part of backward takes 6 s, with what it fills. A bucket travels for 6 s, then one for 4.
+
+    Both are emptied after backward: the first at once, the second when it has arrived.
+    """
+    layers = [Layer(1, 2, [40]), Layer(1, 2, [40]), Layer(2, 4, [20])]
+    step = simulate(layers, per_byte, [[2, 1], [0]], copies=COPIED, optimizer=5)
+    assert rows(step, COMPUTE)[3:] == [
+        ("backward 2", 4, 10),
+        ("backward 1", 10, 16),
+        ("backward 0", 16, 22),
+        ("empty 0", 22, 25),
+        ("empty 1", 26, 28),
+        ("optimizer", 28, 33),
+    ]
+    assert rows(step, COMMUNICATION) == [("bucket 0", 16, 22), ("bucket 1", 22, 26)]
+    assert step.compute == 12 + 5
+    assert step.exposed == 33 - 17
+
+
+def test_views_are_filled_but_not_emptied() -> None:
+    step = simulate(THREE, per_byte, overlapped=False, copies=Copies(filling=0.1))
+    assert step.seconds == 12 + 10 + 10
+
+
+def test_only_the_last_micro_batch_fills_buckets() -> None:
+    once, thrice = (
+        simulate(THREE, per_byte, micro_batches=count, copies=COPIED, optimizer=5)
+        for count in (1, 3)
+    )
+    assert thrice.exposed == once.exposed
+    assert thrice.compute == 36 + 5
+
+
 @given(SIZES, st.floats(0, 9), st.floats(0.1, 9), st.floats(1e-12, 1e-8), st.floats(0, 0.1), PARTS)
 def test_every_step_against_its_bounds(
     sizes: list[int], forward: float, backward: float, beta: float, alpha: float, stolen: float
@@ -181,6 +219,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "hold each of the 4 gradients once: \\[\\[0, 1\\], \\[2\\]\\]": (
         lambda: simulate(THREE, per_byte, [[0, 1], [2]])
     ),
+    "emptying must be": lambda: simulate(THREE, per_byte, copies=Copies(0, -1)),
+    "optimizer must be": lambda: simulate(THREE, per_byte, optimizer=float("inf")),
     "seconds of bucket 0 must be": lambda: simulate(THREE, lambda size: -size),
     "bytes in some bucket, not \\[0\\]": lambda: even_layers([0], 1, 1),
     "trials must be": lambda: expected_maximum(lambda g, n: g.normal(size=n), 2, trials=0),
