@@ -1,4 +1,9 @@
-"""Read a trace of torch.profiler as data; `instruments.breakdown` explains it."""
+"""Read a trace of torch.profiler as data; `instruments.breakdown` explains it.
+
+    python -m instruments.trace FILE…
+
+prints what a GPU did, out of the traces of one rank or several (`instruments.trace_gpu`).
+"""
 
 import gzip
 import json
@@ -47,21 +52,13 @@ class Trace:
     world_size: int
 
 
-def read_trace(path: str | Path) -> Trace:
-    """A Chrome trace that torch.profiler wrote, gzip or not. Raises `TraceError`."""
+def load(path: str | Path) -> Any:
+    """The content of a JSON file, gzip or not. Raises `TraceError`."""
     try:
         data = Path(path).read_bytes()
         if data.startswith(GZIP):
             data = gzip.decompress(data)
-        content = json.loads(data)
-        rows = [
-            row for row in content["traceEvents"] if row["ph"] == "X" and "cat" in row
-        ]
-        first = min((row["ts"] for row in rows), default=0)
-        events = [_event(row, first) for row in rows]
-        group = content.get("distributedInfo", {})
-        rank = int(group.get("rank", 0))
-        world_size = int(group.get("world_size", 1))
+        return json.loads(data)
     except OSError as error:
         reason = error.strerror or "its compression is damaged"
         raise TraceError(f"cannot read the trace {path}: {reason}") from error
@@ -70,6 +67,24 @@ def read_trace(path: str | Path) -> Trace:
             f"cannot read the trace {path}: it is cut off or damaged"
         ) from error
     except (ValueError, RecursionError) as error:
+        raise TraceError(
+            f"{path} is not a trace: it does not hold valid JSON"
+        ) from error
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A Chrome trace that torch.profiler wrote, gzip or not. Raises `TraceError`."""
+    content = load(path)
+    try:
+        rows = [
+            row for row in content["traceEvents"] if row["ph"] == "X" and "cat" in row
+        ]
+        first = min((row["ts"] for row in rows), default=0)
+        events = [_event(row, first) for row in rows]
+        group = content.get("distributedInfo", {})
+        rank = int(group.get("rank", 0))
+        world_size = int(group.get("world_size", 1))
+    except ValueError as error:
         raise TraceError(
             f"{path} is not a trace: it does not hold valid JSON"
         ) from error
@@ -90,3 +105,9 @@ def _event(row: dict[str, Any], first: float) -> Event:
     launch = row.get("args", {}).get("correlation")
     thread = f"{row['pid']}/{row['tid']}"
     return Event(row["cat"], row["name"], start, start + seconds, thread, launch)
+
+
+if __name__ == "__main__":
+    from instruments.trace_report import main
+
+    main()

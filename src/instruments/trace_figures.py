@@ -1,0 +1,254 @@
+"""Where a GPU's time went: busy, hidden and exposed, idle by cause, which rank is late.
+
+What idle time is, and its causes, are defined as in HolisticTraceAnalysis (Meta): between
+two kernels of a stream it waits for the host if the second was launched after the first
+had ended, for the launch itself if the gap is short, and otherwise for something else.
+"""
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from instruments.intervals import intersect, length, subtract, union
+from instruments.trace import TraceError
+from instruments.trace_gpu import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    NANOSECOND,
+    DeviceTrace,
+    Message,
+    Work,
+)
+
+SHORT_GAP = 30e-6
+"""Seconds between two kernels that launching the second one explains."""
+
+
+class Idle(NamedTuple):
+    """Seconds without work, by cause."""
+
+    host_wait: float
+    kernel_wait: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+class Lead(NamedTuple):
+    """Seconds from the host's call to the kernel's start: how far the host is ahead."""
+
+    median: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of a device from the first start to the last end of some work.
+
+    A moment with two kernels of a kind counts once. Copies are copies and fills.
+
+    Attributes:
+        hidden: Communication while a compute kernel ran.
+        exposed: The rest of the communication.
+        idle: When nothing ran on any stream.
+        lead: Of the kernels that compute; None if the trace holds no launches.
+    """
+
+    span: float
+    compute: float
+    communication: float
+    copies: float
+    hidden: float
+    exposed: float
+    idle: Idle
+    lead: Lead | None
+
+
+def figures(work: Sequence[Work]) -> Figures:
+    """The figures of what a device ran, such as all of a trace or that of one step."""
+    kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for item in work:
+        kinds[item.kind].append(item.interval)
+    busy = union(item.interval for item in work)
+    communication = kinds[COMMUNICATION]
+    hidden = length(intersect(communication, kinds[COMPUTE]))
+    return Figures(
+        span=busy[-1][1] - busy[0][0] if busy else 0.0,
+        compute=length(kinds[COMPUTE]),
+        communication=length(communication),
+        copies=length(kinds[COPY]),
+        hidden=hidden,
+        exposed=length(subtract(communication, kinds[COMPUTE])),
+        idle=idle(work),
+        lead=lead(work),
+    )
+
+
+def idle(work: Sequence[Work]) -> Idle:
+    """The gaps in the work, on one stream or on several together."""
+    host_wait = 0.0
+    kernel_wait = 0.0
+    other = 0.0
+    in_order = sorted(work, key=lambda item: item.start)
+    ends = itertools.accumulate((item.end for item in in_order), max)
+    for end, following in zip(ends, in_order[1:], strict=False):
+        gap = round(max(0.0, following.start - end), NANOSECOND)
+        if following.launched is not None and following.launched > end:
+            host_wait += gap
+        elif gap < SHORT_GAP:
+            kernel_wait += gap
+        else:
+            other += gap
+    return Idle(host_wait, kernel_wait, other)
+
+
+def idle_by_stream(work: Sequence[Work]) -> dict[str, Idle]:
+    """The gaps of each stream, whatever the others do."""
+    streams: dict[str, list[Work]] = defaultdict(list)
+    for item in work:
+        streams[item.stream].append(item)
+    return {stream: idle(found) for stream, found in streams.items()}
+
+
+def lead(work: Sequence[Work]) -> Lead | None:
+    """How far the host is ahead of the kernels that compute."""
+    leads = [
+        item.start - item.launched
+        for item in work
+        if item.kind == COMPUTE and item.launched is not None
+    ]
+    if not leads:
+        return None
+    return Lead(statistics.median(leads), max(leads))
+
+
+def of_step(trace: DeviceTrace, step: str) -> list[Work]:
+    """What was launched in the step."""
+    return [work for work in trace.work if work.step == step]
+
+
+class Alike(NamedTuple):
+    """Messages of the same kind, size, type and group: how many, and seconds of each."""
+
+    message: Message
+    seconds: list[float]
+
+
+def alike(trace: DeviceTrace) -> list[Alike]:
+    """The messages, those alike together, in the order of their first."""
+    found: dict[Message, list[float]] = defaultdict(list)
+    for work in trace.messages:
+        if work.message:
+            found[work.message].append(work.end - work.start)
+    return [Alike(message, seconds) for message, seconds in found.items()]
+
+
+class Place(NamedTuple):
+    """What the ranks' kernels of one collective have in common."""
+
+    step: str
+    group: str
+    number: int
+
+
+class Collective(NamedTuple):
+    """A collective as each rank saw it: by rank, when its kernel started and ended.
+
+    Times are those of the ranks' clocks. A kernel of NCCL lasts from its own rank's
+    arrival until the last rank's, and on: who arrives last has the shortest.
+    """
+
+    kind: str
+    starts: dict[int, float]
+    ends: dict[int, float]
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        return {rank: self.ends[rank] - self.starts[rank] for rank in self.starts}
+
+    @property
+    def last(self) -> int:
+        """The rank for which it was the shortest."""
+        seconds = self.seconds
+        return min(seconds, key=lambda rank: seconds[rank])
+
+    @property
+    def spread_of_ends(self) -> float:
+        return max(self.ends.values()) - min(self.ends.values())
+
+
+def collectives(traces: Sequence[DeviceTrace]) -> list[Collective]:
+    """The collectives that all ranks recorded, in the order of the first rank.
+
+    They belong together by their step, their group and their place in both.
+
+    Raises:
+        TraceError: Fewer than two ranks, a rank twice, or ranks of other programs.
+    """
+    ranks = _ranks(traces)
+    kernels = {rank: _by_place(trace) for rank, trace in ranks.items()}
+    first, *others = kernels.values()
+    places = [place for place in first if all(place in other for other in others)]
+    if not places:
+        raise TraceError("the traces share no collective: expected one job, one step")
+    return [_collective(place, ranks, kernels) for place in places]
+
+
+def _collective(
+    place: Place, ranks: dict[int, DeviceTrace], kernels: dict[int, dict[Place, Work]]
+) -> Collective:
+    kinds = set()
+    starts = {}
+    ends = {}
+    for rank, trace in ranks.items():
+        kernel = kernels[rank][place]
+        starts[rank] = trace.clock + kernel.start
+        ends[rank] = trace.clock + kernel.end
+        if kernel.message:
+            kinds.add(kernel.message.kind)
+    if len(kinds) > 1:
+        raise TraceError(
+            f"collective {place.number} of the ranks is {' and '.join(sorted(kinds))}: "
+            "expected traces of the same step of one job"
+        )
+    return Collective(kinds.pop(), starts, ends)
+
+
+def late_rank(together: Sequence[Collective]) -> int | None:
+    """The rank that arrived last at more than half of the collectives, if any did."""
+    last = [collective.last for collective in together]
+    rank = statistics.mode(last)
+    return rank if last.count(rank) > len(last) / 2 else None
+
+
+def _ranks(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:
+    if len(traces) < 2:
+        raise TraceError("expected the traces of two ranks or more")
+    found: dict[int, DeviceTrace] = {}
+    for place, trace in enumerate(traces):
+        rank = place if trace.rank is None else trace.rank
+        if rank in found:
+            raise TraceError(
+                f"{found[rank].path} and {trace.path} are both of rank {rank}: "
+                "expected one trace of each rank"
+            )
+        found[rank] = trace
+    return dict(sorted(found.items()))
+
+
+def _by_place(trace: DeviceTrace) -> dict[Place, Work]:
+    """The collectives by step, group, and number in both."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    found = {}
+    for work in trace.messages:
+        group = work.message.group if work.message else ""
+        number = counts[work.step, group]
+        counts[work.step, group] += 1
+        found[Place(work.step, group, number)] = work
+    return found
