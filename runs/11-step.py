@@ -26,14 +26,14 @@ from book import (
     record,
     table,
 )
-from instruments import ways
+from instruments import h100, ways
 from instruments.many_ranks import efficiency, wait_of
 from instruments.network import NODES
 from instruments.overlapped import trainings as trainings_with_overlap
-from instruments.simulator import COMMUNICATION, AllReduce, Step, buckets
-from instruments.step_trace import LINK, REACHED, TOKENS
+from instruments.simulator import COMMUNICATION, NO_COPIES, AllReduce, Step, buckets
+from instruments.step_trace import LINK, OPTIMIZER, TOKENS
 from instruments.step_trace import layers as layers_of_smollm2
-from miniddp.bucket import MIB
+from instruments.step_trace import ways as ways_of_smollm2
 
 WORLD_SIZE = 2
 provenance(device="cpu", world_size=WORLD_SIZE, backend="gloo")
@@ -42,9 +42,14 @@ provenance(device="cpu", world_size=WORLD_SIZE, backend="gloo")
 # ## The model and the link
 #
 # SmolLM2-360M with its gradients in float32, 8,192 tokens on each rank, on chips that reach 40 % of
-# their peak. A layer's weights that multiply need 2 operations per token in forward and 4 in
-# backward. The embedding is looked up, and its gradient is ready last. The link is the all-reduce
-# that NVIDIA published for a node of eight H100.
+# their peak. A weight that multiplies needs 2 operations per token in forward and 4 in backward.
+# The embedding is looked up, and its gradient is ready last. The link is the all-reduce that NVIDIA
+# published for a node of eight H100.
+#
+# The rest of the step moves bytes through the GPU's memory, at the bandwidth of the data sheet:
+# AdamW 28 for each parameter; to copy a gradient into its bucket, and the mean back, 8 each. While
+# a message travels, NCCL's kernel takes multiprocessors from compute: 8 of 108, as in a published
+# trace of two A100.
 
 # %% name="layers"
 RANKS = 8
@@ -52,7 +57,10 @@ layers = layers_of_smollm2()
 gradients = [size for layer in layers for size in layer.gradient_bytes]
 record(
     tokens=TOKENS,
-    reached=100 * REACHED,
+    reached=100 * h100.REACHED,
+    optimizer_ms=1e3 * OPTIMIZER,
+    copies_ms=1e3 * sum(h100.COPIES) * sum(gradients),
+    stolen=100 * h100.STOLEN,
     gradient_mb=sum(gradients) / 1e6,
     tensors=len(gradients),
     embedding_mb=gradients[0] / 1e6,
@@ -62,7 +70,7 @@ record(
 # ## The bar that grows, and shrinks again
 
 # %% name="bar"
-found = ways.simulated_ways(layers, LINK, 25 * MIB, MIB)
+found = ways_of_smollm2()
 alone = found[ways.FLAT].compute
 bars = {"compute alone": (alone, 0.0)}
 for name, step in found.items():
@@ -97,6 +105,7 @@ record(
     accumulated=ways.MICRO_BATCHES,
     buckets=len(buckets(layers)),
     last_bucket_mb=sum(gradients[i] for i in buckets(layers)[-1]) / 1e6,
+    flat_against_buckets=100 * (1 - found[ways.OVERLAPPED].seconds / found[ways.FLAT].seconds),
 )
 
 # %% [markdown]
@@ -148,27 +157,27 @@ record(
 
 # %% name="packed"
 last_first = list(reversed(range(len(gradients))))
+SINGLE = [[i] for i in last_first]
 PLANS = {
-    "a message for each gradient": [[i] for i in last_first],
-    "one message, after backward": [last_first],
-    "buckets": buckets(layers),
+    "a message for each gradient": (SINGLE, NO_COPIES),
+    "one message, after backward": ([last_first], h100.COPIES),
+    "buckets": (buckets(layers), h100.COPIES),
 }
 
 
 packed = {
-    (name, ranks): wait_of(layers, plan, link_of(ranks))
-    for name, plan in PLANS.items()
+    (name, ranks): wait_of(layers, plan, link_of(ranks), h100.STOLEN, copies)
+    for name, (plan, copies) in PLANS.items()
     for ranks in (NODE, MANY)
 }
 rows = []
-for name, plan in PLANS.items():
+for name, (plan, _) in PLANS.items():
     numbers = [f"{1e3 * part:.1f}" for ranks in (NODE, MANY) for part in packed[name, ranks]]
     rows.append([name, len(plan), *numbers])
-columns = [f"{what}, {ranks}" for ranks in (NODE, MANY) for what in ("link busy", "left")]
+columns = [f"{what}, {ranks}" for ranks in (NODE, MANY) for what in ("link busy", "longer by")]
 table(rows, ["gradients travel as", "messages", *columns])
-for ranks in (NODE, MANY):
-    left = [packed[name, ranks].left for name in PLANS]
-    assert min(left) == left[-1], "buckets leave the least"
+left = {name: packed[name, MANY].left for name in PLANS}
+assert left["buckets"] == min(left.values()), "between machines buckets cost the least"
 
 # %% name="packed-values"
 record(
@@ -177,6 +186,7 @@ record(
     each_busy_many=1e3 * packed["a message for each gradient", MANY].busy,
     buckets_busy_many=1e3 * packed["buckets", MANY].busy,
     buckets_left_many=1e3 * packed["buckets", MANY].left,
+    buckets_left_node=1e3 * packed["buckets", NODE].left,
     flat_left_many=1e3 * packed["one message, after backward", MANY].left,
 )
 
@@ -222,17 +232,21 @@ record(
 # %% [markdown]
 # ## Two streams
 #
-# The same steps in time: above what the GPU computes, below what is on its way.
+# The same steps in time: above what the GPU computes, below what is on its way. After backward
+# buckets are emptied, and the optimizer takes its step.
 
 
 # %% name="streams"
 def draw(axes: plt.Axes, step: Step) -> None:
-    for name in ("forward", "backward"):
+    for name in ("forward", "backward", "empty", "optimizer"):
         spans = [span for span in step.spans if span.name.startswith(name)]
+        if not spans:
+            continue
         start = 1e3 * min(span.start for span in spans)
         end = 1e3 * max(span.end for span in spans)
         axes.barh(0, end - start, 0.8, start, color=SURFACE, edgecolor=FOREGROUND)
-        axes.text((start + end) / 2, 0, name, ha="center", va="center", color=FOREGROUND)
+        if name in ("forward", "backward"):
+            axes.text((start + end) / 2, 0, name, ha="center", va="center", color=FOREGROUND)
     for span in step.spans:
         if span.stream == COMMUNICATION:
             length = 1e3 * (span.end - span.start)
@@ -265,10 +279,15 @@ plan = buckets(layers)
 
 
 nodes = NODES["DGX H100"]
-kept = {
-    spread: [100 * efficiency(layers, plan, nodes, size, spread) for size in SIZES]
-    for spread in SPREADS
-}
+
+
+def kept_on(size: int, spread: float) -> float:
+    """Scaling efficiency in per cent."""
+    rest = (h100.STOLEN, h100.COPIES, OPTIMIZER)
+    return 100 * efficiency(layers, plan, nodes, size, spread, *rest)
+
+
+kept = {spread: [kept_on(size, spread) for size in SIZES] for spread in SPREADS}
 fig, axes = plt.subplots()
 for (spread, values), style in zip(kept.items(), ["-", "--", "-.", ":"], strict=True):
     axes.plot(SIZES, values, style, label=f"{100 * spread:g} %")

@@ -1,26 +1,26 @@
 """Chapter 11's job: the largest SmolLM2 on nodes of eight H100, computed."""
 
-from instruments.flops import PEAK_TFLOPS
+from instruments import h100
+from instruments.h100 import PEAK, REACHED
 from instruments.network import NODES, Network, gpu_node
 from instruments.scaling import scaling_efficiency
-from instruments.simulator import Step, even_layers, simulate
+from instruments.simulator import Step, buckets, simulate
+from instruments.tensors import MODELS, compute_seconds, layers
 from miniddp.bucket import MIB
 
-PARAMETERS = 1_700_000_000
+MODEL = MODELS["smollm2-1.7b"]
 TOKENS = 4096
 """In a step of each GPU."""
 
 DATA = 34e9
 """Tokens to train on."""
 
-REACHED = 0.4
-"""Of the peak of a GPU."""
-
-PEAK = PEAK_TFLOPS["H100 80GB HBM3"]["bf16"] * 1e12
-COMPUTE = 6 * PARAMETERS * TOKENS / (REACHED * PEAK)
+COMPUTE = compute_seconds(MODEL, TOKENS, REACHED * PEAK)
 """Seconds of forward and backward."""
 
-GRADIENT_BYTES = 4 * PARAMETERS
+OPTIMIZER = h100.optimizer(MODEL.elements)
+LAYERS = layers(MODEL, COMPUTE)
+GRADIENT_BYTES = 4 * MODEL.elements
 EIGHT_CARDS = NODES["DGX H100"]
 ONE_CARD = gpu_node(450e9, 100e9 / 8, cards=1, hop=25e-6)
 
@@ -31,22 +31,36 @@ def step(
     cap: int = 25 * MIB,
     sent: int = 4,
     batches: int = 1,
+    views: bool = False,
 ) -> Step:
-    """A step of `gpus` GPUs in which each gradient travels as `sent` bytes."""
-    sizes = bucket_bytes(cap)
-    layers = even_layers(sizes, COMPUTE / 3, COMPUTE * 2 / 3)
+    """A step of `gpus` GPUs in which each gradient travels as `sent` bytes.
+
+    With `views` it is a view of its bucket, so that no mean is copied back.
+    """
 
     def all_reduce(size: float) -> float:
         return nodes.all_reduce_seconds(size * sent / 4, gpus)
 
-    return simulate(layers, all_reduce, micro_batches=batches)
+    return simulate(
+        LAYERS,
+        all_reduce,
+        plan(cap),
+        micro_batches=batches,
+        stolen=h100.STOLEN,
+        copies=h100.COPIES._replace(emptying=0) if views else h100.COPIES,
+        optimizer=OPTIMIZER,
+    )
+
+
+def plan(cap: int) -> list[list[int]]:
+    """DDP's first bucket has a cap of 1 MiB, unless you choose one."""
+    first = MIB if cap == 25 * MIB else cap
+    return buckets(LAYERS, cap, first)
 
 
 def bucket_bytes(cap: int = 25 * MIB) -> list[int]:
-    """DDP's first bucket has 1 MiB, unless you choose a size."""
-    first = MIB if cap == 25 * MIB else cap
-    full, last = divmod(GRADIENT_BYTES - first, cap)
-    return [first, *[cap] * full, last]
+    sizes = [size for layer in LAYERS for size in layer.gradient_bytes]
+    return [sum(sizes[i] for i in bucket) for bucket in plan(cap)]
 
 
 def hours(gpus: int, job: Step) -> float:

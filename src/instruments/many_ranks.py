@@ -7,7 +7,14 @@ import numpy as np
 
 from instruments.network import Network
 from instruments.scaling import scaling_efficiency
-from instruments.simulator import AllReduce, Layer, expected_maximum, simulate
+from instruments.simulator import (
+    NO_COPIES,
+    AllReduce,
+    Copies,
+    Layer,
+    expected_maximum,
+    simulate,
+)
 
 
 class Wait(NamedTuple):
@@ -18,13 +25,18 @@ class Wait(NamedTuple):
 
 
 def wait_of(
-    layers: Sequence[Layer], plan: Sequence[Sequence[int]], all_reduce: AllReduce
+    layers: Sequence[Layer],
+    plan: Sequence[Sequence[int]],
+    all_reduce: AllReduce,
+    stolen: float = 0.0,
+    copies: Copies = NO_COPIES,
 ) -> Wait:
     """Of a step whose gradients travel by a plan, as soon as backward has them."""
     sizes = [size for layer in layers for size in layer.gradient_bytes]
     messages = [sum(sizes[i] for i in bucket) for bucket in plan]
     busy = sum(all_reduce(size) for size in messages)
-    return Wait(busy, simulate(layers, all_reduce, plan).exposed)
+    step = simulate(layers, all_reduce, plan, stolen=stolen, copies=copies)
+    return Wait(busy, step.exposed)
 
 
 def efficiency(
@@ -33,6 +45,9 @@ def efficiency(
     nodes: Network,
     world_size: int,
     spread: float,
+    stolen: float = 0.0,
+    copies: Copies = NO_COPIES,
+    optimizer: float = 0.0,
 ) -> float:
     """Scaling efficiency, from 0 to 1, where ranks differ in speed.
 
@@ -48,5 +63,13 @@ def efficiency(
         return 1 - spread + spread * generator.exponential(size=count)
 
     slowest = expected_maximum(compute, world_size)
-    step = simulate(layers, all_reduce, plan, slowest=slowest)
+    step = simulate(
+        layers,
+        all_reduce,
+        plan,
+        slowest=slowest,
+        stolen=stolen,
+        copies=copies,
+        optimizer=optimizer,
+    )
     return scaling_efficiency(step.compute, step.seconds)

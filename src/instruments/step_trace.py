@@ -9,26 +9,26 @@ then with buckets during backward.
 import json
 from typing import Any
 
-from instruments.flops import PEAK_TFLOPS
-from instruments.models import layers_of_smollm2
+from instruments import h100
 from instruments.predictions import curve_of
 from instruments.simulator import (
     COMMUNICATION,
     COMPUTE,
     AllReduce,
     Layer,
+    Span,
     Step,
-    buckets,
-    simulate,
 )
+from instruments.tensors import MODELS, compute_seconds
+from instruments.tensors import layers as layers_of
+from instruments.ways import OVERLAPPED, PER_PARAMETER, simulated_ways
+from miniddp.bucket import MIB
 
 TOKENS = 8192
 """On each rank."""
 
-REACHED = 0.4
-"""Of the chip's peak."""
-
-FLOPS_PER_SECOND = REACHED * PEAK_TFLOPS["H100 80GB HBM3"]["bf16"] * 1e12
+MODEL = MODELS["smollm2-360m-classifier"]
+OPTIMIZER = h100.optimizer(MODEL.elements)
 LINK: AllReduce = curve_of("h100_8gpu").link().all_reduce_seconds
 """What NVIDIA published for a node of eight H100."""
 
@@ -37,15 +37,21 @@ THREADS = {COMPUTE: 1, COMMUNICATION: 2}
 
 def layers() -> list[Layer]:
     """SmolLM2-360M on one H100."""
-    return layers_of_smollm2("360m", TOKENS, FLOPS_PER_SECOND)
+    compute = compute_seconds(MODEL, TOKENS, h100.REACHED * h100.PEAK)
+    return layers_of(MODEL, compute)
+
+
+def ways() -> dict[str, Step]:
+    """The step as each chapter leaves it."""
+    return simulated_ways(
+        layers(), LINK, 25 * MIB, MIB, h100.STOLEN, h100.COPIES, OPTIMIZER
+    )
 
 
 def steps() -> dict[str, Step]:
-    model = layers()
-    return {
-        "a message per parameter": simulate(model, LINK, overlapped=False),
-        "buckets during backward": simulate(model, LINK, buckets(model)),
-    }
+    """The two that the trace shows."""
+    found = ways()
+    return {name: found[name] for name in (PER_PARAMETER, OVERLAPPED)}
 
 
 def labels(process: int, name: str) -> list[dict[str, Any]]:
@@ -71,15 +77,44 @@ def events(process: int, step: Step) -> list[dict[str, Any]]:
         {
             "ph": "X",
             "cat": "computed",
-            "name": span.name.replace("bucket", "message"),
+            "name": name,
             "pid": process,
-            "tid": THREADS[span.stream],
-            "ts": round(1e6 * span.start, 3),
-            "dur": round(1e6 * (span.end - span.start), 3),
+            "tid": THREADS[stream],
+            "ts": round(1e6 * start, 3),
+            "dur": round(1e6 * (end - start), 3),
         }
-        for span in step.spans
-        if span.end > span.start
+        for stream, name, start, end in whole_layers(step)
+        if end > start
     ]
+
+
+def whole_layers(step: Step) -> list[Span]:
+    """The spans with names to read, those of a layer's tensors as one.
+
+    Messages come after what is computed.
+    """
+    found: list[Span] = []
+    for stream in THREADS:
+        before = ""
+        for span in step.spans:
+            if span.stream != stream:
+                continue
+            name = readable(span.name)
+            if name == before:
+                found[-1] = found[-1]._replace(end=span.end)
+            else:
+                found.append(span._replace(name=name))
+            before = name
+    return found
+
+
+def readable(name: str) -> str:
+    """Such as "backward layers.31" of "backward 284", "message 3" of "bucket 3"."""
+    act, _, number = name.partition(" ")
+    if act not in ("forward", "backward"):
+        return name.replace("bucket", "message")
+    parameter = MODEL.parameters[int(number)].name
+    return f"{act} {'.'.join(parameter.split('.')[:2])}"
 
 
 def trace() -> str:

@@ -193,7 +193,9 @@ def llama(title: str, config: Llama, labels: int = 0) -> Model:
         found += linear(f"{layer}.mlp.up_proj", inner, hidden, bias=False)
         found += linear(f"{layer}.mlp.down_proj", hidden, inner, bias=False)
         found.append(Parameter(f"{layer}.input_layernorm.weight", (hidden,), 0))
-        found.append(Parameter(f"{layer}.post_attention_layernorm.weight", (hidden,), 0))
+        found.append(
+            Parameter(f"{layer}.post_attention_layernorm.weight", (hidden,), 0)
+        )
     found.append(Parameter("norm.weight", (hidden,), 0))
     if labels:
         found += linear("score", labels, hidden, bias=False)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,15 @@ from torch import Tensor, nn
 from instruments.clock import clock, slowest
 from instruments.models import equal_layers
 from instruments.network import fit_table
-from instruments.simulator import AllReduce, Layer, Step, buckets, simulate
+from instruments.simulator import (
+    NO_COPIES,
+    AllReduce,
+    Copies,
+    Layer,
+    Step,
+    buckets,
+    simulate,
+)
 from miniddp import DistributedDataParallel
 from miniddp.bucket import MIB
 
@@ -34,26 +43,31 @@ def simulated_ways(
     cap_bytes: int,
     first_cap_bytes: int,
     stolen: float = 0.0,
-    packing: float = 0.0,
+    copies: Copies = NO_COPIES,
+    optimizer: float = 0.0,
 ) -> dict[str, Step]:
     """The step with each way to average.
 
-    It takes `packing` seconds to fill and empty the flat message.
+    A flat message and buckets are filled and emptied at the cost of `copies`. A message
+    per parameter is the gradient itself.
     """
     count = sum(len(layer.gradient_bytes) for layer in layers)
     one_message = [list(reversed(range(count)))]
     plan = buckets(layers, cap_bytes, first_cap_bytes)
-
-    def packed(num_bytes: float) -> float:
-        return link(num_bytes) + packing
-
-    return {
-        PER_PARAMETER: simulate(layers, link, overlapped=False),
-        FLAT: simulate(layers, packed, one_message, overlapped=False),
-        OVERLAPPED: simulate(layers, link, plan, stolen=stolen),
-        ACCUMULATED: simulate(
-            layers, link, plan, micro_batches=MICRO_BATCHES, stolen=stolen
+    steps = {
+        PER_PARAMETER: partial(simulate, overlapped=False),
+        FLAT: partial(simulate, plan=one_message, overlapped=False, copies=copies),
+        OVERLAPPED: partial(simulate, plan=plan, stolen=stolen, copies=copies),
+        ACCUMULATED: partial(
+            simulate,
+            plan=plan,
+            stolen=stolen,
+            copies=copies,
+            micro_batches=MICRO_BATCHES,
         ),
+    }
+    return {
+        name: step(layers, link, optimizer=optimizer) for name, step in steps.items()
     }
 
 
@@ -125,7 +139,10 @@ class Measured:
         link = fit_table(sizes, times, world_size).all_reduce_seconds
         cap = self.bench.cap_mib * MIB
         layers = [layer] * count
-        return simulated_ways(layers, link, cap, cap, self.stolen, self.packing)
+        gradient_bytes = sum(sum(layer.gradient_bytes) for layer in layers)
+        half = self.packing / 2 / gradient_bytes
+        copies = Copies(filling=half, emptying=half)
+        return simulated_ways(layers, link, cap, cap, self.stolen, copies)
 
 
 def measure_ways(rank: int, bench: Bench) -> Measured:

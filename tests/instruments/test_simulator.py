@@ -108,7 +108,7 @@ COPIED = Copies(filling=0.1, emptying=0.05)
 
 
 def test_copies_and_the_optimizer_by_hand() -> None:
-    """Each part of backward takes 6 s, with what it fills. A bucket travels for 6 s, then one for 4.
+    """Each part of backward takes 6 s, with what it fills. One bucket travels 6 s, one 4.
 
     Both are emptied after backward: the first at once, the second when it has arrived.
     """

@@ -28,9 +28,7 @@ LIBRARY: Any = transformers  # its types know neither options nor classes well
 def llama(config: Llama) -> nn.Module:
     numbers = config._asdict()
     tied = numbers.pop("tied")
-    return LIBRARY.LlamaForCausalLM(
-        LIBRARY.LlamaConfig(**numbers, tie_word_embeddings=tied)
-    )
+    return LIBRARY.LlamaForCausalLM(LIBRARY.LlamaConfig(**numbers, tie_word_embeddings=tied))
 
 
 BERT_LARGE = {
