@@ -1,10 +1,12 @@
 """Chapter 11's job: the largest SmolLM2 on nodes of eight H100, computed."""
 
+from typing import NamedTuple
+
 from instruments import h100
 from instruments.h100 import PEAK, REACHED
 from instruments.network import NODES, Network, gpu_node
 from instruments.scaling import scaling_efficiency
-from instruments.simulator import Step, buckets, simulate
+from instruments.simulator import NO_COPIES, Copies, Step, buckets, simulate
 from instruments.tensors import MODELS, compute_seconds, layers
 from miniddp.bucket import MIB
 
@@ -50,6 +52,40 @@ def step(
         copies=h100.COPIES._replace(emptying=0) if views else h100.COPIES,
         optimizer=OPTIMIZER,
     )
+
+
+class Losses(NamedTuple):
+    """Seconds by which a step is longer than on one rank alone, by their cause.
+
+    Attributes:
+        messages: What backward does not hide of them.
+        multiprocessors: What they take of compute, as they travel.
+        copies: Into the buckets and back.
+    """
+
+    messages: float
+    multiprocessors: float
+    copies: float
+
+
+def losses(gpus: int, nodes: Network) -> Losses:
+    """One cause after the other is added to a step."""
+
+    def longer(stolen: float, copies: Copies) -> float:
+        made = simulate(
+            LAYERS,
+            lambda size: nodes.all_reduce_seconds(size, gpus),
+            plan(25 * MIB),
+            stolen=stolen,
+            copies=copies,
+            optimizer=OPTIMIZER,
+        )
+        return made.exposed
+
+    messages = longer(0.0, NO_COPIES)
+    slowed = longer(h100.STOLEN, NO_COPIES)
+    everything = longer(h100.STOLEN, h100.COPIES)
+    return Losses(messages, slowed - messages, everything - slowed)
 
 
 def plan(cap: int) -> list[list[int]]:

@@ -42,6 +42,13 @@ def test_one_node_waits_for_copies_and_lost_multiprocessors_alone() -> None:
     assert 0 < step.exposed - views.exposed < copied / 2
 
 
+@pytest.mark.parametrize("gpus", [8, 16, 256])
+def test_the_causes_add_up_to_what_a_step_loses(gpus: int) -> None:
+    found = job.losses(gpus, job.EIGHT_CARDS)
+    assert sum(found) == pytest.approx(job.step(gpus, job.EIGHT_CARDS).exposed)
+    assert min(found) > 0
+
+
 def test_gradients_of_two_bytes_are_messages_of_half_the_size() -> None:
     half = job.step(16, job.ONE_CARD, sent=2)
     halved = [job.ONE_CARD.all_reduce_seconds(size / 2, 16) for size in job.bucket_bytes()]
