@@ -25,22 +25,18 @@ export const gradientBytes = (layers) => layers.flatMap((layer) => layer.gradien
 
 export const buckets = (layers, cap = 25 * MIB, firstCap = MIB) => planBuckets(gradientBytes(layers), cap, firstCap);
 
-/** Layers that fill one bucket each, if compute makes as many bytes in every second. */
-export function evenLayers(bucketBytes, forward, backward) {
-  const total = sum(bucketBytes);
-  return bucketBytes.map((size) => ({
-    forward: (forward * size) / total, backward: (backward * size) / total, gradients: [size],
-  })).reverse();
-}
-
 /**
  * A step: `spans` of the two streams, its `seconds`, and `compute`, `communication` and `exposed`
  * of them. `allReduce(bytes)` gives the seconds of a bucket; without a `plan` each gradient is one.
+ * `filling` and `emptying` are seconds per byte of a bucket, `optimizer` seconds.
  */
-export function simulate(layers, allReduce, plan = null, { overlapped = true, microBatches = 1, stolen = 0, slowest = 1 } = {}) {
+export function simulate(layers, allReduce, plan = null, {
+  overlapped = true, microBatches = 1, stolen = 0, slowest = 1, filling = 0, emptying = 0, optimizer = 0,
+} = {}) {
   const sizes = gradientBytes(layers);
   const unsent = (plan ?? sizes.map((_, i) => [i]).reverse()).map((bucket, number) => ({ bucket, number }));
   const spans = [];
+  const sent = [];
   let computed = 0;
   let arrived = 0;
 
@@ -57,24 +53,38 @@ export function simulate(layers, allReduce, plan = null, { overlapped = true, mi
     for (; next < unsent.length && unsent[next].bucket.every((i) => i >= madeFrom); next += 1) {
       const { bucket, number } = unsent[next];
       const start = Math.max(computed, arrived);
-      arrived = start + allReduce(sum(bucket.map((i) => sizes[i])));
+      const bytes = sum(bucket.map((i) => sizes[i]));
+      arrived = start + allReduce(bytes);
+      sent.push({ number, bytes, arrival: arrived });
       spans.push({ stream: "communication", name: `bucket ${number}`, start, end: arrived });
     }
   }
 
   for (let number = 1; number <= microBatches; number += 1) {
     layers.forEach((layer, i) => compute(`forward ${i}`, layer.forward * slowest));
+    const isLast = number === microBatches;
     let first = sizes.length;
     for (let i = layers.length - 1; i >= 0; i -= 1) {
-      compute(`backward ${i}`, layers[i].backward * slowest);
-      first -= layers[i].gradients.length;
-      if (overlapped && number === microBatches) sendFullBuckets(first);
+      const { backward, gradients } = layers[i];
+      compute(`backward ${i}`, backward * slowest + (isLast ? filling * sum(gradients) : 0));
+      first -= gradients.length;
+      if (overlapped && isLast) sendFullBuckets(first);
     }
   }
   sendFullBuckets(0);
+  if (emptying > 0) {
+    for (const { number, bytes, arrival } of sent) {
+      computed = Math.max(computed, arrival);
+      compute(`empty ${number}`, emptying * bytes);
+    }
+  }
+  if (optimizer > 0) {
+    computed = Math.max(computed, arrived);
+    compute("optimizer", optimizer);
+  }
 
   const seconds = Math.max(computed, arrived);
-  const alone = microBatches * sum(layers.map((layer) => layer.forward + layer.backward));
+  const alone = microBatches * sum(layers.map((layer) => layer.forward + layer.backward)) + optimizer;
   const communication = sum(spans.filter((span) => span.stream === "communication").map((span) => span.end - span.start));
   return { spans, seconds, compute: alone, communication, exposed: Math.max(0, seconds - alone) };
 }
@@ -88,21 +98,4 @@ export function slowestOf(count, spread) {
   let harmonic = 0;
   for (let i = count; i > 0; i -= 1) harmonic += 1 / i;
   return 1 + spread * (harmonic - 1);
-}
-
-const LLAMAS = { // finetune.model.SIZES: hidden, intermediate, layers, heads, key heads, vocabulary
-  "360m": [960, 2560, 32, 15, 5, 49152],
-};
-
-/** The layers of a model of finetune.model in fp32; compute follows the weights that multiply. */
-export function llamaLayers(size, forward, backward) {
-  const [hidden, inner, count, heads, keyHeads, vocabulary] = LLAMAS[size];
-  const keys = (hidden / heads) * keyHeads * hidden;
-  const weights = [hidden * hidden, keys, keys, hidden * hidden, ...Array(3).fill(hidden * inner), hidden, hidden];
-  const block = { forward: forward / count, backward: backward / count, gradients: weights.map((number) => 4 * number) };
-  return [
-    { forward: 0, backward: 0, gradients: [4 * vocabulary * hidden] },
-    ...Array(count).fill(block),
-    { forward: 0, backward: 0, gradients: [4 * hidden, 4 * 2 * hidden] },
-  ];
 }

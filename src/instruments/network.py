@@ -28,6 +28,7 @@ then nodes send less than in a ring or tree.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -388,6 +389,84 @@ def fit_table(
     sizes = sorted(times)
     middle = [_median(times[size]) for size in sizes]
     return Measured(tuple(sizes), tuple(_never_falling(middle)), world_size, algorithm)
+
+
+EXPECTED = "expected all that nccl-tests' all_reduce_perf prints"
+
+
+def read_nccl_tests(text: str) -> Measured:
+    """The link that the output of `all_reduce_perf` shows.
+
+    The columns are found by the names above them, which differ between versions. Of the
+    times out of place and in place the shorter one counts.
+
+    Raises:
+        ValueError: Not such an output, in one line that says what was expected.
+    """
+    lines = text.splitlines()
+    columns = _nccl_columns(lines)
+    found = {match[1] for line in lines if (match := _RANK.match(line))}
+    ranks = len(found)
+    if ranks < 2:
+        raise ValueError(
+            f'{EXPECTED}: of the lines "# Rank 0 …" {ranks} found, 2 or more needed'
+        )
+    sizes: list[float] = []
+    seconds: list[float] = []
+    for number, line in enumerate(lines, 1):
+        if not _ROW.match(line):
+            continue
+        size, microseconds = _nccl_row(line.split(), columns, number, ranks)
+        if size > 0:
+            sizes.append(size)
+            seconds.append(microseconds * 1e-6)
+    if len(set(sizes)) < 2:
+        raise ValueError(
+            f"{EXPECTED}: two sizes or more needed, {len(set(sizes))} found"
+        )
+    return fit_table(sizes, seconds, ranks)
+
+
+_RANK = re.compile(r"\s*#\s+Rank\s+(\d+)")
+_ROW = re.compile(r"\s*\d+\s+\d+\s")
+
+
+def _nccl_columns(lines: Sequence[str]) -> list[str]:
+    for line in lines:
+        words = line.lstrip("# \t").split()
+        if {"size", "time", "algbw", "busbw"} <= set(words):
+            return words
+    raise ValueError(
+        f'{EXPECTED}: no line "# size count type redop … time algbw busbw" found'
+    )
+
+
+def _nccl_row(
+    row: Sequence[str], columns: Sequence[str], number: int, ranks: int
+) -> tuple[float, float]:
+    """Bytes, and microseconds."""
+    if len(row) != len(columns):
+        raise ValueError(
+            f"{EXPECTED}: line {number} has {len(row)} columns, the header "
+            f"{len(columns)}"
+        )
+    try:
+        size = float(row[columns.index("size")])
+        algbw = float(row[columns.index("algbw")])
+        busbw = float(row[columns.index("busbw")])
+        named = zip(columns, row, strict=True)
+        time = min(float(value) for name, value in named if name == "time")
+    except ValueError:
+        raise ValueError(f"{EXPECTED}: line {number} has no time") from None
+    if not time > 0:
+        raise ValueError(f"{EXPECTED}: line {number} has no time")
+    factor = volume("ring", ranks)
+    if abs(busbw - factor * algbw) > 0.02:  # both are printed with two decimals
+        raise ValueError(
+            f"{EXPECTED}: line {number} is not of an all-reduce of {ranks} ranks, "
+            f"whose busbw is {factor:.2f} times algbw"
+        )
+    return size, time
 
 
 def _never_falling(times: Sequence[float]) -> list[float]:

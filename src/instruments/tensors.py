@@ -124,7 +124,7 @@ def parse(text: str, title: str = "your list") -> Model:
     model = Model(title, "token", tuple(parameters))
     if model.elements > MOST_ELEMENTS:
         raise ValueError(
-            f"the list has {model.elements} elements, expected at most {MOST_ELEMENTS}"
+            f"the list has too many elements, expected at most {MOST_ELEMENTS}"
         )
     return model
 

@@ -159,7 +159,7 @@ NONSENSE = {
     "fc.weight (10, 0)": 'line 1: expected at least 1 element, not "fc.weight \\(10, 0\\)"',
     "x" * 5000: f'not "{"x" * 40}…"',
     "1\n" * (MOST_TENSORS + 1): "the list has 5001 tensors, expected at most 5000",
-    "9" * 30: "elements, expected at most 1000000000000",
+    "9" * 30: "too many elements, expected at most 1000000000000",
 }
 
 
