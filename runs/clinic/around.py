@@ -1,13 +1,14 @@
 """Case 8: the forward pass goes around the wrapper."""
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from instruments.replicas import compare_gradients, report, spread
+from instruments.replicas import compare_gradients, report, weights
 from instruments.toy import loss_of, own_batches, small_model
 
 
-def call_the_module(rank: int) -> float:
+def call_the_module(rank: int) -> Tensor:
     ddp = DistributedDataParallel(small_model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for inputs in own_batches(rank, 5):
@@ -15,7 +16,7 @@ def call_the_module(rank: int) -> float:
         loss_of(ddp.module(inputs)).backward()
         optimizer.step()
     report(ddp.module)
-    return spread(ddp)
+    return weights(ddp)
 
 
 def gradients_of_the_module(rank: int) -> None:
@@ -24,7 +25,7 @@ def gradients_of_the_module(rank: int) -> None:
     compare_gradients(ddp.module)
 
 
-def call_the_wrapper(rank: int) -> float:
+def call_the_wrapper(rank: int) -> Tensor:
     ddp = DistributedDataParallel(small_model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for inputs in own_batches(rank, 5):
@@ -32,4 +33,4 @@ def call_the_wrapper(rank: int) -> float:
         loss_of(ddp(inputs)).backward()
         optimizer.step()
     report(ddp.module)
-    return spread(ddp)
+    return weights(ddp)

@@ -9,17 +9,24 @@ from instruments.toy import loss_of
 from miniddp.process import device
 
 
-def keep_the_statistics_of_rank_0(rank: int) -> tuple[float, float]:
+def keep_the_statistics_of_rank_0(rank: int) -> list[float]:
     ddp = DistributedDataParallel(normalised_model())
     for inputs in shifted_batches(rank):
         loss_of(ddp(inputs)).backward()
     return evaluate_normalisation(ddp.module[0])
 
 
-def evaluate_normalisation(layer: nn.Module) -> tuple[float, float]:
-    """The running mean, and the mean of all data once normalised."""
+def evaluate_normalisation(layer: nn.Module) -> list[float]:
+    """The running statistics, and those of all data once normalised."""
     everything = torch.cat(shifted_batches(0) + shifted_batches(1))
-    return layer.running_mean.item(), layer.eval()(everything).mean().item()
+    normalised = layer.eval()(everything)
+    statistics = [
+        layer.running_mean,
+        layer.running_var,
+        normalised.mean(),
+        normalised.var(),
+    ]
+    return [statistic.item() for statistic in statistics]
 
 
 def normalised_model() -> nn.Module:
@@ -48,15 +55,20 @@ def follow_the_buffer(rank: int) -> None:
         print(" → ".join(f"{round(value, 2) + 0:5.2f}" for value in values))
 
 
-def average_the_statistics(rank: int) -> tuple[float, float]:
-    ddp = DistributedDataParallel(normalised_model())
+def merge_before_evaluating(rank: int) -> list[float]:
+    ddp = DistributedDataParallel(
+        normalised_model(), forward_sync_buffers=False
+    )
     for inputs in shifted_batches(rank):
         loss_of(ddp(inputs)).backward()
-        average_buffers(ddp.module)
+    merge_statistics(ddp.module[0])
     return evaluate_normalisation(ddp.module[0])
 
 
-def average_buffers(model: nn.Module) -> None:
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(mean_over_ranks(buffer))
+def merge_statistics(layer: nn.Module) -> None:
+    """From those of each rank's data to those of all data."""
+    squares = layer.running_var + layer.running_mean.square()
+    mean = mean_over_ranks(layer.running_mean)
+    variance = mean_over_ranks(squares) - mean.square()
+    layer.running_mean.copy_(mean)
+    layer.running_var.copy_(variance)

@@ -13,6 +13,11 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     return mean
 
 
+def weights(model: nn.Module) -> Tensor:
+    """All parameters, one after the other, on the CPU."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+
+
 def spread(model: nn.Module) -> float:
     """The largest difference of any weight between any two ranks."""
     return max(spread_of(parameter) for parameter in model.parameters())

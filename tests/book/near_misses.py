@@ -1,0 +1,166 @@
+"""Cures that look right, and are not: the clinic's tests have to notice each.
+
+A case's number is that of the chapter.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from clinic import branch, clip, early, nan, norm, reentrant, same, straggler
+from instruments.replicas import mean_over_ranks, spread, weights
+from instruments.toy import loss_of, own_batches, small_model, train
+from miniddp import SimpleDDP, set_seed
+from miniddp.process import device
+
+
+def barrier_before_the_save(rank: int, folder: str) -> Tensor:
+    """1: the other rank is let go when the save begins."""
+    file = Path(folder) / "model.pt"
+    model = small_model(seed=rank)
+    dist.barrier()
+    if rank == 0:
+        early.save_slowly(model.state_dict(), file)
+    model.load_state_dict(torch.load(file, map_location=device()))
+    return model[0].weight.detach().cpu()
+
+
+def checkpoint_what_is_detached(rank: int) -> list[Tensor]:
+    """3: no error any more, and no gradient of what comes before."""
+    set_seed(0)
+    model = reentrant.Checkpointed(use_reentrant=False).to(device())
+    model.first.register_forward_hook(lambda _module, _inputs, output: output.detach())
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    loss_of(ddp(own_batches(rank, 1)[0])).backward()
+    return [
+        torch.zeros_like(p).cpu() if p.grad is None else p.grad.cpu() for p in model.parameters()
+    ]
+
+
+def evaluate_on_rank_0_with_company(rank: int) -> float:
+    """4: the other rank takes part in the call, with nothing."""
+    ddp = DistributedDataParallel(small_model())
+    train(ddp, own_batches(rank, 2))
+    if rank == 0:
+        return branch.evaluate(ddp.module, own_batches(rank, 1)[0])
+    loss = torch.zeros((), device=device())
+    dist.all_reduce(loss)
+    return loss.item()
+
+
+def train_to_the_shortest(rank: int) -> tuple[int, float]:
+    """5: nobody waits, and a batch is never seen."""
+    ddp = DistributedDataParallel(small_model())
+    batches = own_batches(rank, 4 - rank)
+    shortest = torch.tensor(len(batches))
+    dist.all_reduce(shortest, dist.ReduceOp.MIN)
+    train(ddp, batches[: int(shortest)])
+    return int(shortest), spread(ddp)
+
+
+def train_the_rest_without_sync(rank: int) -> tuple[int, float]:
+    """5: nobody waits, and the last batch counts on its own rank only."""
+    ddp = DistributedDataParallel(small_model())
+    batches = own_batches(rank, 4 - rank)
+    train(ddp, batches[:3])
+    with ddp.no_sync():
+        train(ddp, batches[3:])
+    return len(batches), spread(ddp)
+
+
+def ask_only_when_done(rank: int) -> int:
+    """6: a rank asks the others when its own loss is small: they do not answer."""
+    ddp = DistributedDataParallel(small_model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    steps = 0
+    for inputs in own_batches(rank, 40):
+        steps += 1
+        loss = loss_of(ddp(inputs * (1 + rank)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < 0.01 and mean_over_ranks(loss).item() < 0.01:
+            break
+    return steps
+
+
+def shuffle_by_rank(rank: int) -> list[int]:
+    """7: each rank reads all data, in an order of its own."""
+    set_seed(rank)
+    loader = DataLoader(range(same.SAMPLES), batch_size=4, shuffle=True)
+    return [sample for batch in loader for sample in batch.tolist()]
+
+
+def copy_the_weights_at_the_end(rank: int) -> Tensor:
+    """8: the replicas are equal, and only rank 0's batches were learned."""
+    ddp = DistributedDataParallel(small_model())
+    train(ddp.module, own_batches(rank, 5))
+    for parameter in ddp.parameters():
+        dist.broadcast(parameter.data, 0)
+    return weights(ddp)
+
+
+def find_what_is_unused(rank: int) -> Tensor:
+    """9: the reducer looks only through the parameters that it knows."""
+    model = small_model()
+    model[0].requires_grad_(False)
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    train(ddp, own_batches(rank, 2))
+    model[0].requires_grad_(True)
+    train(ddp, own_batches(rank, 3))
+    return weights(model)
+
+
+def clip_to_a_share(rank: int) -> Tensor:
+    """10: each rank clips its own to half the norm, and they are added."""
+    ddp = SimpleDDP(small_model())
+    clip.unequal_loss(ddp, [rank]).backward()
+    nn.utils.clip_grad_norm_(ddp.parameters(), max_norm=1.0 / dist.get_world_size())
+    ddp.sync_gradients()
+    for parameter in ddp.parameters():
+        parameter.grad *= dist.get_world_size()
+    return clip.flat_gradient(ddp)
+
+
+def average_mean_and_variance(rank: int) -> list[float]:
+    """11: the mean is right, the variance forgets how far the ranks are apart."""
+    ddp = DistributedDataParallel(norm.normalised_model(), forward_sync_buffers=False)
+    for inputs in norm.shifted_batches(rank):
+        loss_of(ddp(inputs)).backward()
+    for buffer in (ddp.module[0].running_mean, ddp.module[0].running_var):
+        buffer.copy_(mean_over_ranks(buffer))
+    return norm.evaluate_normalisation(ddp.module[0])
+
+
+def average_after_each_step(rank: int) -> list[float]:
+    """11: so the ranks never come apart, and the variance between them is lost."""
+    ddp = DistributedDataParallel(norm.normalised_model())
+    for inputs in norm.shifted_batches(rank):
+        loss_of(ddp(inputs)).backward()
+        norm.merge_statistics(ddp.module[0])
+    return norm.evaluate_normalisation(ddp.module[0])
+
+
+def look_at_the_own_loss(rank: int) -> bool:
+    """12: the rank with the NaN leaves the step out, the others take its gradients."""
+    ddp = DistributedDataParallel(small_model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for inputs in nan.batches_with_a_bad_one(rank):
+        loss = loss_of(ddp(inputs))
+        optimizer.zero_grad()
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+    return all(parameter.isfinite().all().item() for parameter in ddp.parameters())
+
+
+def shards_from_both_ends(rank: int, probe: bool = False) -> dict[str, float]:
+    """13: equal numbers of sequences: the short ones for one, the long ones for the other."""
+    lengths = straggler.lengths_of_the_data()
+    half = len(lengths) // 2
+    mine = lengths[:half] if rank == 0 else lengths[half:][::-1]
+    return straggler.work_on(mine, probe)
