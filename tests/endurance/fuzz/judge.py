@@ -80,6 +80,18 @@ KNOWN = [
         ),
     ),
     Known(
+        "load_state_dict(assign=True) is refused, also where an overflow hides torch's error",
+        ("refused",),
+        lambda spec, verdict: bool(spec.get("overflow")) and "assign=True" in verdict.why,
+    ),
+    Known(
+        "a rank that leaves a parameter out in the last step lets the others wait, as in torch",
+        ("hangs",),
+        lambda spec, verdict: (
+            of_one_rank(spec) and "find unused" not in spec and verdict.why == "torch's, too"
+        ),
+    ),
+    Known(
         "check_reduction, which torch ignores, refuses what is left out at once",
         ("refused",),
         lambda spec, verdict: (
@@ -99,7 +111,8 @@ def judge(spec: Spec, found: Found) -> Verdict:
 
 def judge_without_list(spec: Spec, found: Found) -> Verdict:
     if any(outcome.hangs for outcome in found.miniddp):
-        return Verdict("hangs")
+        both = any(outcome.hangs for outcome in found.torch)
+        return Verdict("hangs", "torch's, too" if both else "")
     reference = found.reference
     if all(outcome.trace is not None for outcome in found.miniddp):
         if reference[0].trace is None:
