@@ -77,7 +77,32 @@ show_ranks(weights)
 # %% [markdown]
 # ## Starts that fail
 #
-# ### A rank that never starts
+# ### A machine that is down
+#
+# One of three launchers, which waits for the others.
+
+# %% name="machine-down"
+JOIN_TIMEOUT = 5
+launcher = programs.start_python(
+    *programs.TORCHRUN,
+    "--nnodes=3",
+    "--nproc_per_node=2",
+    "--rdzv_backend=c10d",
+    f"--rdzv_endpoint=127.0.0.1:{programs.free_port()}",
+    f"--rdzv_conf=join_timeout={JOIN_TIMEOUT}",
+    "runs/hello.py",
+)
+printed, errors = launcher.communicate(timeout=300)
+assert "rank" not in printed
+traceback = errors[errors.index("Traceback") :].splitlines()
+assert traceback[-1].endswith("RendezvousTimeoutError")
+print(traceback[0])
+print(f"  ({len(traceback) - 2} lines more)")
+print(traceback[-1])
+record(join_timeout=JOIN_TIMEOUT)
+
+# %% [markdown]
+# ### A rank that does not come
 
 
 # %% name="never-starts"

@@ -20,8 +20,12 @@ def start():
     if not torch.cuda.is_available():
         dist.init_process_group("gloo")
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
     torch.cuda.set_device(device)
+    if gpus < int(os.environ["LOCAL_WORLD_SIZE"]):
+        dist.init_process_group("gloo")
+        return device
     dist.init_process_group("nccl", device_id=device)
     return device
 

@@ -54,6 +54,7 @@ def evaluate(model, sequences):
     for part in DataLoader(sequences, BATCH, sampler=positions):
         part = part.to(device())
         total += model(input_ids=part, labels=part).loss * len(part)
+    model.train()
     dist.all_reduce(total)
     if dist.get_rank() == 0:
         print(f"held-out loss {total.item() / len(sequences):.4f}")

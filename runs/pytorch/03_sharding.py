@@ -1,0 +1,66 @@
+"""Each rank reads its part; join() lets a rank end before the others.
+
+torchrun --standalone --nproc_per_node=2 runs/pytorch/03_sharding.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def train(ddp, optimizer, dataset, epochs):
+    sampler = DistributedSampler(dataset)  # in the place of shuffle=True
+    loader = DataLoader(dataset, batch_size=2, sampler=sampler)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)  # else each epoch has the same order
+        for batch in loader:
+            ddp(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def train_uneven(ddp, optimizer, loader):
+    with ddp.join():  # who has no batch left answers the others' calls
+        for batch in loader:
+            ddp(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Seen(nn.Module):
+    """A model of one weight that remembers what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen = []
+
+    def forward(self, batch):
+        self.seen += batch.tolist()
+        return self.weight * batch
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    ddp = DistributedDataParallel(Seen())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+
+    train(ddp, optimizer, torch.arange(8.0), epochs=2)
+    seen = [None] * 2
+    dist.all_gather_object(seen, ddp.module.seen)
+    for epoch in slice(0, 4), slice(4, 8):
+        assert sorted(seen[0][epoch] + seen[1][epoch]) == list(range(8))
+    assert sorted(seen[0][:4]) != sorted(seen[0][4:])
+
+    nn.init.zeros_(ddp.module.weight)
+    train_uneven(ddp, optimizer, [torch.ones(1)] * (1 + rank))
+    assert ddp.module.weight.item() == -1.0 - 0.5  # (1+1)/2, then (0+1)/2
+    del ddp
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
