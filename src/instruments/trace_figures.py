@@ -160,8 +160,9 @@ class Place(NamedTuple):
 class Collective(NamedTuple):
     """A collective as each rank saw it: by rank, when its kernel started and ended.
 
-    Times are those of the ranks' clocks. A kernel of NCCL lasts from its own rank's
-    arrival until the last rank's, and on: who arrives last has the shortest.
+    Times are those of the ranks' clocks, since the earliest trace begins. A kernel of
+    NCCL lasts from its own rank's arrival until the last rank's, and on: who arrives
+    last has the shortest.
     """
 
     kind: str
@@ -206,10 +207,12 @@ def _collective(
     kinds = set()
     starts = {}
     ends = {}
+    begin_ns = min(trace.clock_ns for trace in ranks.values())
     for rank, trace in ranks.items():
         kernel = kernels[rank][place]
-        starts[rank] = trace.clock + kernel.start
-        ends[rank] = trace.clock + kernel.end
+        later = 1e-9 * (trace.clock_ns - begin_ns)
+        starts[rank] = round(later + kernel.start, NANOSECOND)
+        ends[rank] = round(later + kernel.end, NANOSECOND)
         if kernel.message:
             kinds.add(kernel.message.kind)
     if len(kinds) > 1:

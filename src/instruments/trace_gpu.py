@@ -142,7 +142,7 @@ class DeviceTrace:
         device: Its number, as the file has it.
         hardware: Its name, or "".
         nccl: The version, or "".
-        clock: Seconds to add to a time of this trace to compare with other ranks'.
+        clock_ns: When its times begin, in nanoseconds of the host's clock.
         work: In the order of the starts.
     """
 
@@ -152,7 +152,7 @@ class DeviceTrace:
     device: str
     hardware: str
     nccl: str
-    clock: float
+    clock_ns: int
     work: list[Work]
 
     @property
@@ -193,7 +193,7 @@ def read_devices(path: str | Path) -> list[DeviceTrace]:
         properties = content.get("deviceProperties") or []
         hardware = {str(gpu["id"]): gpu["name"] for gpu in properties}
         group = content.get("distributedInfo") or {}
-        base = float(content.get("baseTimeNanoseconds") or 0)
+        base_ns = int(content.get("baseTimeNanoseconds") or 0)
         rank = _number(group.get("rank"))
         world_size = _number(group.get("world_size"))
         nccl = str(group.get("nccl_version", ""))
@@ -217,7 +217,7 @@ def read_devices(path: str | Path) -> list[DeviceTrace]:
             device=device,
             hardware=hardware.get(device, ""),
             nccl=nccl,
-            clock=base * 1e-9 + first * 1e-6,
+            clock_ns=base_ns + 1000 * int(first) + round(1000 * (first % 1)),
             work=sorted(work, key=lambda item: item.interval),
         )
         for device, work in sorted(devices.items())

@@ -259,9 +259,8 @@ def rank_trace(path, rank, arrivals, name=ALL_REDUCE, base=0):
 
 
 def three(tmp_path, arrivals):
-    return [
-        rank_trace(tmp_path / f"{rank}.json", rank, times) for rank, times in enumerate(arrivals)
-    ]
+    paths = [tmp_path / f"{rank}.json" for rank in range(3)]
+    return [rank_trace(paths[rank], rank, arrivals[rank]) for rank in range(3)]
 
 
 def test_the_rank_that_arrives_last_is_late(tmp_path):
@@ -279,8 +278,8 @@ def test_ranks_that_take_turns_are_not_late(tmp_path):
 
 def test_the_clocks_of_the_files_are_brought_together(tmp_path):
     """Kineto counts from a moment that the file names."""
-    first = rank_trace(tmp_path / "a.json", 0, [100], base=0)
-    second = rank_trace(tmp_path / "b.json", 1, [100], base=7_000)
+    first = rank_trace(tmp_path / "a.json", 0, [100], base=1_700_000_000_000_000_000)
+    second = rank_trace(tmp_path / "b.json", 1, [100], base=1_700_000_000_000_007_000)
     [found] = collectives([first, second])
     assert found.spread_of_ends == pytest.approx(7e-6)
 

@@ -1,0 +1,347 @@
+"""The tables of `measurements/traces`, made from the raw traces that others published.
+
+    python -m instruments.trace_tables FOLDER
+
+writes them anew. `sources.toml` beside them says where each raw file is from; FOLDER holds
+them as its entries `file` say.
+"""
+
+import csv
+import hashlib
+import io
+import itertools
+import pickle
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from instruments.breakdown import recorded_steps
+from instruments.intervals import intersect, length
+from instruments.trace import Event, Trace, read_trace
+from instruments.trace_figures import Figures, collectives, figures, of_step
+from instruments.trace_gpu import COMPUTE, DeviceTrace, Work, read_devices
+
+TABLES = Path(__file__).parents[2] / "measurements/traces"
+
+HOST_CATEGORIES = ("cpu_op", "user_annotation")
+
+Row = dict[str, str]
+
+
+def micro(seconds: float) -> str:
+    """Microseconds, to the nanosecond."""
+    return f"{1e6 * seconds:.3f}".rstrip("0").rstrip(".")
+
+
+def milli(seconds: float) -> str:
+    """Milliseconds, to the microsecond."""
+    return f"{1e3 * seconds:.3f}"
+
+
+def sources() -> dict[str, dict[str, str]]:
+    """Table → where it is from."""
+    found = tomllib.loads((TABLES / "sources.toml").read_text(encoding="utf-8"))
+    return {name: entry for name, entry in found.items() if name != "columns"}
+
+
+def raw_files(name: str, folder: Path) -> list[Path]:
+    """The raw files of a table, in order: `file` may hold a pattern."""
+    return sorted(folder.glob(sources()[name]["file"]))
+
+
+def digest(files: Iterable[Path]) -> str:
+    """SHA-256 of the files, one after the other."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def table(name: str, folder: Path) -> str:
+    """The text of a table, made from the raw files in the folder."""
+    rows = MAKERS[name](raw_files(name, folder))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def read(name: str) -> list[Row]:
+    """The rows of a table that is there."""
+    with open(TABLES / f"{name}.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# A step of one rank
+
+
+def steps(files: Sequence[Path]) -> list[Row]:
+    """The figures of each step, and of all."""
+    [trace] = read_devices(files[0])
+    rows = [
+        {
+            "step": step.removeprefix("ProfilerStep#"),
+            **cells(figures(of_step(trace, step))),
+        }
+        for step in trace.steps
+    ]
+    return [*rows, {"step": "all", **cells(figures(trace.work))}]
+
+
+def cells(found: Figures) -> Row:
+    return {
+        "span_ms": milli(found.span),
+        "compute_ms": milli(found.compute),
+        "messages_ms": milli(found.communication),
+        "hidden_ms": milli(found.hidden),
+        "exposed_ms": milli(found.exposed),
+        "copies_ms": milli(found.copies),
+        "idle_ms": milli(found.idle.total),
+        "idle_percent": f"{100 * found.idle.total / found.span:.1f}",
+        "host_wait_ms": milli(found.idle.host_wait),
+        "kernel_wait_ms": milli(found.idle.kernel_wait),
+        "other_wait_ms": milli(found.idle.other),
+        "lead_us": micro(found.lead.median) if found.lead else "",
+    }
+
+
+def messages(files: Sequence[Path]) -> list[Row]:
+    """The collectives of all steps, with the time since the step's first work."""
+    [trace] = read_devices(files[0])
+    rows = []
+    for step in trace.steps:
+        work = of_step(trace, step)
+        compute = [item.interval for item in work if item.kind == COMPUTE]
+        for item in work:
+            if not item.message:
+                continue
+            rows.append(
+                {
+                    "step": step.removeprefix("ProfilerStep#"),
+                    "collective": item.message.kind,
+                    "elements": str(item.message.elements),
+                    "start_ms": milli(item.start - work[0].start),
+                    "duration_ms": milli(item.end - item.start),
+                    "hidden_ms": milli(length(intersect([item.interval], compute))),
+                }
+            )
+    return rows
+
+
+def events_of(step: str) -> Callable[[Sequence[Path]], list[Row]]:
+    """All that ran on the device in a step, and what the host did meanwhile."""
+
+    def events(files: Sequence[Path]) -> list[Row]:
+        [device] = read_devices(files[0])
+        host = read_trace(files[0])
+        begin = _step(host, step)
+        rows = [_host_row(found, begin) for found in outermost(host, begin)]
+        rows += [_device_row(item, begin) for item in of_step(device, step)]
+        return rows
+
+    return events
+
+
+def _step(host: Trace, name: str) -> Event:
+    return next(step for step in recorded_steps(host) if step.name == name)
+
+
+def outermost(host: Trace, step: Event) -> list[list[Event]]:
+    """What each thread of the host did in the step, those in others left out.
+
+    Those of a thread that follow each other and have the same name are together.
+    """
+    threads: dict[str, list[Event]] = {}
+    process = step.thread.split("/")[0]
+    for event in host.events:
+        is_of_host = event.category in HOST_CATEGORIES
+        is_in_step = step.start <= event.start < step.end
+        if event is step or not is_of_host or not is_in_step:
+            continue
+        if event.thread.split("/")[0] != process:
+            continue
+        found = threads.setdefault(event.thread, [])
+        if not found or event.start >= found[-1].end:
+            found.append(event)
+    together = []
+    for found in threads.values():
+        for _, alike in itertools.groupby(found, key=lambda event: event.name):
+            together.append(list(alike))
+    return sorted(together, key=lambda alike: alike[0].start)
+
+
+def _host_row(found: Sequence[Event], step: Event) -> Row:
+    on_loop = found[0].thread == step.thread
+    return {
+        "row": "host" if on_loop else "autograd",
+        "kind": found[0].name.split("function: ")[-1].strip("# "),
+        "start_us": micro(found[0].start - step.start),
+        "duration_us": micro(found[-1].end - found[0].start),
+        "launched_us": "",
+        "elements": "",
+    }
+
+
+def _device_row(item: Work, step: Event) -> Row:
+    elements = item.message.elements if item.message else None
+    return {
+        "row": f"stream {item.stream}",
+        "kind": item.message.kind if item.message else item.kind,
+        "start_us": micro(item.start - step.start),
+        "duration_us": micro(item.end - item.start),
+        "launched_us": ""
+        if item.launched is None
+        else micro(item.launched - step.start),
+        "elements": "" if elements is None else str(elements),
+    }
+
+
+BUFFERS = "buffers, before the first layer"
+INTO_BUCKETS = "copies of gradients into buckets"
+OUT_OF_BUCKETS = "copies of gradients out of buckets"
+
+
+def host_parts(files: Sequence[Path]) -> list[Row]:
+    """What the host did in the step of `A100_STEP`, in its parts."""
+    host = read_trace(files[0])
+    step = _step(host, A100_STEP)
+    inside = [
+        event
+        for event in host.events
+        if event.category in HOST_CATEGORIES and step.start <= event.start < step.end
+    ]
+
+    def called(name: str) -> list[Event]:
+        return [event for event in inside if event.name == name]
+
+    [ddp] = called("DistributedDataParallel.forward")
+    first_layer = called("aten::conv2d")[0]
+    rows = [_part("step", step.end - step.start)]
+    for name in ("forward", "backward", "optimizer"):
+        [region] = called(f"## {name} ##")
+        rows.append(_part(name, region.end - region.start))
+    rows.append(_part(BUFFERS, first_layer.start - ddp.start))
+    for part, name in (
+        (INTO_BUCKETS, "torch::distributed::reducer::mul_out"),
+        (OUT_OF_BUCKETS, "torch.distributed.ddp.reducer::copy_bucket_to_grad"),
+    ):
+        calls = called(name)
+        rows.append(
+            _part(part, sum(call.end - call.start for call in calls), len(calls))
+        )
+    return rows
+
+
+def _part(part: str, seconds: float, calls: int = 1) -> Row:
+    return {"part": part, "calls": str(calls), "duration_ms": milli(seconds)}
+
+
+# Several ranks
+
+
+def _ranks(files: Sequence[Path]) -> list[DeviceTrace]:
+    """The traces in an archive, by rank."""
+    traces = []
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(files[0]) as archive:
+            archive.extractall(folder, filter="data")
+        for file in Path(folder).rglob("*.json"):
+            traces += read_devices(file)
+    return sorted(traces, key=lambda trace: trace.rank or 0)
+
+
+def ranks(files: Sequence[Path]) -> list[Row]:
+    """The figures of each rank."""
+    return [
+        {"rank": str(trace.rank), **cells(figures(trace.work))}
+        for trace in _ranks(files)
+    ]
+
+
+def collectives_of_ranks(files: Sequence[Path]) -> list[Row]:
+    """Each collective on each rank, in microseconds since the first rank's first."""
+    traces = _ranks(files)
+    found = collectives(traces)
+    sizes = [work.message.elements for work in traces[0].messages if work.message]
+    begin = min(found[0].starts.values())
+    return [
+        {
+            "number": str(number),
+            "collective": collective.kind,
+            "elements": str(sizes[number]),
+            "rank": str(rank),
+            "start_us": micro(collective.starts[rank] - begin),
+            "duration_us": micro(seconds),
+        }
+        for number, collective in enumerate(found)
+        for rank, seconds in collective.seconds.items()
+    ]
+
+
+# Flight recorders
+
+
+class _Refusing(pickle.Unpickler):
+    """Reads numbers, texts, lists and dictionaries, and executes nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"expected plain values, found {module}.{name}")
+
+
+def pending(files: Sequence[Path]) -> list[Row]:
+    """What each rank's flight recorder holds: the oldest collective that has not ended."""
+    rows = []
+    for file in sorted(files, key=lambda file: int(file.name.split("_")[-1])):
+        with open(file, "rb") as stream:
+            dump = _Refusing(stream).load()
+        oldest = min(
+            dump["entries"], key=lambda entry: entry["record_id"], default=None
+        )
+        row = {"rank": file.name.split("_")[-1], "pending": str(len(dump["entries"]))}
+        rows.append({**row, **_told(oldest, dump["pg_config"])})
+    return rows
+
+
+def _told(entry: dict[str, Any] | None, groups: dict[str, Any]) -> Row:
+    if entry is None:
+        return {"collective": "", "group": "", "ranks_of_group": "", "state": ""}
+    number, group = entry["process_group"]
+    return {
+        "collective": entry["profiling_name"].removeprefix("nccl:").strip("_"),
+        "group": group,
+        "ranks_of_group": groups[number]["ranks"].strip("[]"),
+        "state": entry["state"],
+    }
+
+
+A100_STEP = "ProfilerStep#5"
+V100_STEP = "ProfilerStep#3"
+
+MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
+    "resnet50_2xa100_steps": steps,
+    "resnet50_2xa100_messages": messages,
+    "resnet50_2xa100_host": host_parts,
+    "resnet50_2xa100_events": events_of(A100_STEP),
+    "compiled_2xv100_steps": steps,
+    "compiled_2xv100_events": events_of(V100_STEP),
+    "dlrm_8xv100_ranks": ranks,
+    "dlrm_8xv100_collectives": collectives_of_ranks,
+    "hang_16_ranks": pending,
+}
+
+
+def main(folder: str) -> None:
+    """Write all tables."""
+    for name in MAKERS:
+        text = table(name, Path(folder))
+        (TABLES / f"{name}.csv").write_text(text, encoding="utf-8")
+        print(f"{name}: {text.count(chr(10)) - 1} rows")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
