@@ -1,4 +1,4 @@
-// The theme toggle and the tooltips of terms, recorded values and annotations.
+// The theme toggle, the tooltips of terms and recorded values, the notes of listings, the search.
 // Used by the Quarto build and by the plain build.
 
 const root = document.documentElement;
@@ -119,26 +119,56 @@ function addTip(owner) {
   });
 }
 
-// Quarto has given each number a tooltip with its note; the plain build leaves it to this.
-function showNotesOutsideTheirBlock() {
-  for (const button of document.querySelectorAll("button.code-annotation-anchor")) {
-    button.setAttribute("aria-label", `Note ${button.textContent.trim()}`);
-    const { targetCell, targetAnnotation } = button.dataset;
-    const note = document.querySelector(`[data-code-cell="${targetCell}"][data-code-annotation="${targetAnnotation}"]`);
-    if (!window.tippy) {
-      const tip = plainTip(button, ...note.cloneNode(true).childNodes);
-      button.addEventListener("click", tip.show);
-      shown.push(tip);
-    }
-    button._tippy?.setProps({
-      appendTo: document.body,
-      placement: "bottom-end",
-      popperOptions: {},
-      maxWidth: 380,
-      arrow: false,
-      aria: { content: "describedby", expanded: false },
-    });
+// Notes of listings ----------------------------------------------------------------------------
+
+const lineOf = (note) => document.getElementById(note.querySelector("dt a").hash.slice(1));
+
+// Beside the code, each note stands at the height of its line or below the note before it.
+function alignNotes() {
+  const notes = [...document.querySelectorAll(".notes > div")];
+  for (const note of notes) note.style.marginTop = "";
+  const measured = notes.map((note) => {
+    const beside = note.parentElement.offsetLeft > 0;
+    const wanted = lineOf(note).getBoundingClientRect().top;
+    return { note, beside, wanted, place: note.getBoundingClientRect().top, list: note.parentElement };
+  });
+  let moved = 0;
+  let list;
+  for (const { note, beside, wanted, place, list: own } of measured) {
+    if (own !== list) moved = 0;
+    list = own;
+    const down = beside ? Math.max(0, wanted - place - moved) : 0;
+    moved += down;
+    note.style.marginTop = down ? `${down}px` : "";
   }
+}
+
+// Pointing at a note, or coming to it with the keyboard, lights its line, and the other way round.
+function lightNotes() {
+  for (const note of document.querySelectorAll(".notes > div")) {
+    const line = lineOf(note);
+    const light = (on) => [note, line].forEach((element) => element.classList.toggle("lit", on));
+    for (const element of [note, line]) {
+      element.addEventListener("pointerenter", () => light(true));
+      element.addEventListener("pointerleave", () => light(false));
+    }
+    note.addEventListener("focusin", () => light(true));
+    note.addEventListener("focusout", () => light(false));
+    line.addEventListener("click", () => note.scrollIntoView({ block: "nearest" }));
+  }
+}
+
+// While notes stand beside the code, the contents of the page are not seen.
+function makeContentsYield() {
+  const contents = document.querySelector(".page-toc, #quarto-margin-sidebar");
+  const seen = new Set();
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      isIntersecting && target.offsetLeft > 0 ? seen.add(target) : seen.delete(target);
+    }
+    contents?.classList.toggle("yields", seen.size > 0);
+  });
+  document.querySelectorAll(".notes").forEach((notes) => observer.observe(notes));
 }
 
 // Copying -------------------------------------------------------------------------------------
@@ -151,13 +181,6 @@ function putNeedsBeforeQuotes() {
     needs.style.display = "none";
     needs.textContent = quote.dataset.before;
     quote.querySelector("pre > code").prepend(needs);
-  }
-}
-
-// Where a line of code has to be broken, what follows stands further in than its beginning.
-function noteIndents() {
-  for (const line of document.querySelectorAll("main pre.sourceCode code span[id]")) {
-    line.style.setProperty("--indent", line.textContent.match(/^[-+]? */)[0].length);
   }
 }
 
@@ -237,6 +260,11 @@ function makeScrollersReachable() {
   }
 }
 
+function layOut() {
+  makeScrollersReachable();
+  alignNotes();
+}
+
 // Quarto's page frame, told apart for screen readers.
 function nameLandmarks() {
   document.querySelector("#quarto-sidebar")?.setAttribute("aria-label", "Chapters");
@@ -270,14 +298,15 @@ document.addEventListener("keydown", (event) => {
 
 addToggles();
 putNeedsBeforeQuotes();
-noteIndents();
 nameLandmarks();
 searchOnDemand();
 document.querySelectorAll("[data-tip]").forEach(addTip);
 
-// Quarto sets up its own tooltips when the page is parsed, before this.
-addEventListener("DOMContentLoaded", showNotesOutsideTheirBlock);
-addEventListener("load", makeScrollersReachable);
-addEventListener("resize", makeScrollersReachable);
-document.addEventListener("toggle", makeScrollersReachable, true);
-document.addEventListener("shown.bs.tab", makeScrollersReachable);
+lightNotes();
+makeContentsYield();
+layOut();
+
+addEventListener("load", layOut);
+addEventListener("resize", layOut);
+document.addEventListener("toggle", layOut, true);
+document.addEventListener("shown.bs.tab", layOut);

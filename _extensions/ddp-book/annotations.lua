@@ -1,5 +1,8 @@
 -- Annotations of quoted code: a definition list whose terms are the whole text of a line.
 
+local import = ...
+local svg = import "svg"
+
 local M = {}
 
 local function trim(text) return text:match("^%s*(.-)%s*$") end
@@ -61,22 +64,23 @@ function M.find(div, lines, place, fail)
   return found
 end
 
--- The notes of the code whose lines have the names `cell`-1, `cell`-2 …, as Quarto writes notes: it looks for
--- them in the page and puts their numbers beside the lines. The plain build does so too.
-function M.list(notes, cell)
-  local function raw(html) return pandoc.RawBlock("html", html) end
-  local blocks = pandoc.Blocks { raw '<dl class="code-annotation-container-hidden code-annotation-container-grid">' }
+-- The code's HTML, whose lines have the names `cell`-1, `cell`-2 …, with its notes: beside it or below it, as
+-- there is room. A line with a note has its number, and the note begins with a link to the line.
+function M.beside(html, notes, lines, cell)
+  local function raw(text) return pandoc.RawBlock("html", text) end
+  if #notes == 0 then return pandoc.Blocks { raw(html) } end
+  local blocks = pandoc.Blocks {}
   for number, note in ipairs(notes) do
-    local place = {
-      { "code-lines", tostring(note.line) }, { "code-annotation", tostring(number) }, { "code-cell", cell },
-    }
-    local opening = '<dt data-target-cell="%s" data-target-annotation="%d">%d</dt><dd>'
-    blocks:insert(raw(opening:format(cell, number, number)))
-    blocks:insert(pandoc.Plain { pandoc.Span(note.definition[1].content, pandoc.Attr("", {}, place)) })
-    blocks:insert(raw "</dd>")
+    local id = (' id="%s-%d"'):format(cell, note.line)
+    html = html:gsub(id:gsub("%-", "%%-"), ('%%0 data-note="%d"'):format(number))
+    local opening = '<div><dt><a href="#%s-%d">%d<span class="visually-hidden">: <code>%s</code></span></a></dt><dd>'
+    blocks:insert(raw(opening:format(cell, note.line, number, svg.escape(trim(lines[note.line])))))
+    blocks:insert(pandoc.Plain(note.definition[1].content))
+    blocks:insert(raw "</dd></div>")
   end
+  blocks:insert(1, raw(html .. '\n<dl class="notes">'))
   blocks:insert(raw "</dl>")
-  return blocks
+  return pandoc.Blocks { pandoc.Div(blocks, { class = "annotated" }) }
 end
 
 return M

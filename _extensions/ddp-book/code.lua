@@ -43,12 +43,12 @@ return function(div, fail)
   local before = name and path:match("%.py$") and needs.of(project.read(path), path, name, table.concat(lines, "\n"))
   local extension = path:match("%.(%w+)$") or "text"
   local code = pandoc.CodeBlock(table.concat(lines, "\n"), { class = LANGUAGES[extension] or extension })
-  local blocks = pandoc.Blocks {}
+  local blocks = pandoc.Blocks { code }
   if #notes > 0 then
     annotated = annotated + 1
-    code.identifier = "annotated-cell-" .. annotated
-    blocks:extend(annotations.list(notes, code.identifier))
+    code.identifier = "listing-" .. annotated
+    local html = pandoc.write(pandoc.Pandoc { code }, "html"):gsub("<a [^>]*></a>", "")
+    blocks = annotations.beside(html, notes, lines, code.identifier)
   end
-  blocks:insert(1, code)
   return frame(div, path, div.attributes.members and "in part", blocks, before)
 end

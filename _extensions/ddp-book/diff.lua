@@ -200,8 +200,7 @@ return function(div, fail)
   for _, part in ipairs(parts) do table.insert(html, part_html(part, cell)) end
   local code = '<div class="sourceCode" id="%s"><pre class="sourceCode python"><code class="sourceCode python">'
     .. '<span class="code-annotation-diff">%s</span></code></pre></div>'
-  local blocks = pandoc.Blocks { pandoc.RawBlock("html", code:format(cell, table.concat(html))) }
-  if #notes > 0 then blocks:extend(annotations.list(notes, cell)) end
+  local blocks = annotations.beside(code:format(cell, table.concat(html)), notes, texts, cell)
   div.classes:insert(1, "code")
   return frame(div, to, "what changes from " .. from, blocks, project.read(to))
 end

@@ -35,7 +35,7 @@ local function code_lines(blocks)
     RawBlock = function(raw)
       if raw.text:match("^<details") then folded = folded + 1 end
       if raw.text:match("^</details") then folded = folded - 1 end
-      if folded == 0 then lines = lines + select(2, raw.text:gsub('class="diff%-line"', "")) end
+      if folded == 0 then lines = lines + select(2, raw.text:gsub(' id="%l+%-%d+%-%d+"[^>]*>.[^/]', "")) end
     end,
   }
   return lines

@@ -32,9 +32,6 @@ import yaml
 HERE = Path(__file__).resolve().parent
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)"></x-ref>')
-NOTE = re.compile(
-    r'data-code-lines="(\d+)"\s+data-code-annotation="(\d+)"\s+data-code-cell="([\w-]+)"'
-)
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
 
 
@@ -180,18 +177,7 @@ def render_page(page: Page, config: dict[str, Any], source: Path) -> Rendered:
         text = text.replace(
             f"<!--{name}-->", included(html_options(config).get(name), page, source)
         )
-    return Rendered(page, entry["title"], entry["targets"] or {}, with_anchors(text))
-
-
-def with_anchors(text: str) -> str:
-    """The numbers of notes before the lines of code that they explain, as Quarto puts them in."""
-    for line, number, cell in NOTE.findall(text):
-        anchor = (
-            f'<button type="button" class="code-annotation-anchor" data-target-cell="{cell}" '
-            f'data-target-annotation="{number}" aria-label="Note {number}">{number}</button>'
-        )
-        text = re.sub(rf'(?=<span [^>]*\bid="{cell}-{line}">)', anchor, text, count=1)
-    return text
+    return Rendered(page, entry["title"], entry["targets"] or {}, text)
 
 
 def pandoc_arguments(page: Page, config: dict[str, Any], source: Path) -> list[str]:

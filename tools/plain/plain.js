@@ -5,7 +5,7 @@
 
   const codeOf = (pre) => {
     const code = pre.querySelector("code").cloneNode(true);
-    for (const mark of code.querySelectorAll(".code-annotation-anchor, .code-annotation-diff")) mark.remove();
+    for (const mark of code.querySelectorAll(".code-annotation-diff")) mark.remove();
     return code.textContent;
   };
 

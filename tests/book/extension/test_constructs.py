@@ -177,7 +177,7 @@ def diffs(page) -> list[str]:
 
 
 def compared(diff: str) -> str:
-    code = re.search('<code class="sourceCode python">(.*)</code>', diff, re.DOTALL)[1]
+    code = re.search('<code class="sourceCode python">(.*?)</code>', diff, re.DOTALL)[1]
     return "\n".join(line.rstrip() for line in text(code).splitlines())
 
 
@@ -197,13 +197,19 @@ def test_a_diff_shows_what_changes_by_function(diffs):
 
 def test_the_notes_of_a_diff_are_those_of_lines(diffs):
     notes = re.findall(
-        r'data-code-lines="(\d+)" data-code-annotation="(\d)" data-code-cell="diff-1">(.*)</span>',
+        r'<a href="#diff-1-(\d+)">(\d)<span.*?>: <code>(.*?)</code></span></a></dt><dd>(.*?)</dd>',
         diffs[0],
+        re.DOTALL,
     )
-    assert [(line, number, text(said)) for line, number, said in notes] == [
-        ("12", "1", "Stays."),
-        ("15", "2", "Goes."),
-        ("18", "3", "Is new, for a rank."),
+    assert [(line, number, code, text(said).strip()) for line, number, code, said in notes] == [
+        ("12", "1", "self.third = 3", "Stays."),
+        ("15", "2", "- start()", "Goes."),
+        ("18", "3", "+ end()", "Is new, for a rank."),
+    ]
+    assert re.findall(r'id="(diff-1-\d+)" data-note="(\d)"', diffs[0]) == [
+        ("diff-1-12", "1"),
+        ("diff-1-15", "2"),
+        ("diff-1-18", "3"),
     ]
 
 

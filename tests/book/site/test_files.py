@@ -259,7 +259,7 @@ def test_the_font_has_every_sign_of_the_formulas(pages: dict[Path, PageParser]) 
 @pytest.mark.parametrize(
     "part",
     [
-        "code-annotation-anchor",
+        'data-note="1"',
         'role="tab"',
         "data-tip=",
         "<math",

@@ -14,8 +14,7 @@ from playwright.sync_api import Error as PlaywrightError
 from .sites import Visit
 
 TIP = "[role=tooltip]:visible"
-SHOWN = ":not(dl.code-annotation-container-hidden *)"  # notes are there, but for screen readers
-ANCHOR = "button.code-annotation-anchor"
+NOTES = "main .notes > div"
 DARK = "rgb(20, 23, 28)"
 LIGHT = "rgb(255, 255, 255)"
 # The lines of a code block, without its buttons: every line is a span with a name. What changes
@@ -135,48 +134,85 @@ def check_tip(page: Page, owner: Locator, text: str) -> None:
 
 @pytest.mark.behaviour
 def test_terms_explain_themselves(visit: Visit) -> None:
-    for term in visible(visit.page.locator(f"main a.term[data-tip]{SHOWN}"))[:2]:
+    for term in visible(visit.page.locator("main a.term[data-tip]"))[:2]:
         check_tip(visit.page, term, term.get_attribute("data-tip") or "")
 
 
 @pytest.mark.behaviour
 def test_recorded_values_say_where_from(visit: Visit) -> None:
-    for value in visible(visit.page.locator(f"main .recorded[data-tip]{SHOWN}"))[:1]:
+    for value in visible(visit.page.locator("main .recorded[data-tip]"))[:1]:
         check_tip(visit.page, value, value.get_attribute("data-tip") or "")
 
 
-def test_annotations_are_in_the_page(visited: Visit) -> None:
-    notes = visited.page.locator("main dl.code-annotation-container-hidden dd")
-    assert all(text.strip() for text in notes.all_text_contents())
-    assert visited.page.locator(f"main {ANCHOR}").count() >= notes.count()
+# For each note that is seen: what is wrong with where it stands, beside its line or below the code.
+MISPLACED = """beside => [...document.querySelectorAll("main .notes > div")].map(note => {
+    const box = element => element.getBoundingClientRect();
+    const line = document.getElementById(note.querySelector("a").hash.slice(1));
+    const [here, code] = [box(note), box(line.closest("div.sourceCode"))];
+    const before = note.previousElementSibling && box(note.previousElementSibling);
+    if (!note.checkVisibility()) return null;
+    const text = note.textContent.slice(0, 50);
+    if (note.querySelector("a").textContent.split(":")[0] !== line.dataset.note) return text;
+    if (!beside || note.closest(".exercise, .predict, .answer"))
+        return here.top >= code.bottom && here.width <= code.width + 1 ? null : text;
+    const inPlace = Math.abs(here.top - box(line).top) < 2
+        || before && here.top - before.bottom < 20;
+    return here.left >= code.right && here.right <= innerWidth && inPlace ? null : text;
+}).filter(Boolean)"""
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 360])
+def test_notes_stand_beside_their_lines_or_below_the_code(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    with contextlib.suppress(PlaywrightError):  # its script may still put them there
+        visit.page.wait_for_function(
+            f"!({MISPLACED})({str(width > 1200).lower()}).length", timeout=2000
+        )
+    assert visit.page.evaluate(MISPLACED, width > 1200) == []
+
+
+LIT = """note => [note, document.getElementById(note.querySelector("a").hash.slice(1))]
+    .map(element => element.classList.contains("lit"))"""
 
 
 @pytest.mark.behaviour
-def test_annotations_are_at_hand(visit: Visit) -> None:
+def test_a_note_and_its_line_light_each_other(visit: Visit) -> None:
     page = visit.page
-    anchors = page.locator(f"main {ANCHOR}")
-    for anchor in [*visible(anchors)[:2], *visible(page.locator(f"main .diff {ANCHOR}"))[:1]]:
-        assert anchor.evaluate("element => element.tabIndex") == 0
-        cell, number = (
-            anchor.get_attribute(f"data-target-{part}") for part in ("cell", "annotation")
-        )
-        note = page.locator(f"[data-code-cell='{cell}'][data-code-annotation='{number}']")
-        check_tip(page, anchor, anchor.get_attribute("data-tip") or note.evaluate(READ))
+    for note in [
+        *visible(page.locator(NOTES))[:2],
+        *visible(page.locator(f".diff {NOTES[5:]}"))[:1],
+    ]:
+        link = note.locator("dt a")
+        line = page.locator(f"[id='{(link.get_attribute('href') or '#')[1:]}']")
+        for point in (note.hover, line.hover, link.focus):
+            point()
+            assert note.evaluate(LIT) == [True, True]
+            link.blur()
+            page.mouse.move(0, 0)
+            assert note.evaluate(LIT) == [False, False]
 
 
-# The numbers of notes that do not stand wholly beside the box in which their code scrolls.
-ON_CODE = """() => [...document.querySelectorAll("main button.code-annotation-anchor")]
-    .filter(number => number.getBoundingClientRect().right
-        > number.closest("code").getBoundingClientRect().left + 1)
-    .map(number => number.closest("pre").textContent.slice(0, 60))"""
+# The numbers of notes stand in a gutter of their own, beside the box in which the code scrolls.
+ON_CODE = """() => [...document.querySelectorAll("main [data-note]")].filter(line => {
+    const number = getComputedStyle(line, "::before");
+    const [block, code] = ["pre", "code"].map(name => line.closest(name).getBoundingClientRect());
+    const right = block.left + parseFloat(number.left) + parseFloat(number.width);
+    return number.position !== "absolute" || right > code.left;
+}).map(line => line.textContent)"""
 # Blocks that scroll sideways: what each shows of it, and whether the keyboard reaches it.
 SCROLLING = """() => [...document.querySelectorAll("main pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1)
     .map(code => [code.textContent.slice(0, 60), code.tabIndex,
         getComputedStyle(code).backgroundImage.split("linear-gradient").length - 1])"""
+# Lines of code that are broken.
+BROKEN = """() => [...document.querySelectorAll("main div.sourceCode code span[id]")]
+    .filter(line => line.checkVisibility() && !line.closest(".nb-in, .signature"))
+    .filter(line => line.getBoundingClientRect().height
+        > 1.9 * parseFloat(getComputedStyle(line).lineHeight))
+    .map(line => line.textContent)"""
 # Listings that scroll though no line is wider than 80 characters, as in the package, and a sign in
-# front of it where two files are compared. On a phone lines are broken.
-CUT_OFF = """() => [...document.querySelectorAll("main pre.sourceCode > code")]
+# front of it where two files are compared.
+CUT_OFF = """() => innerWidth > 700 && [...document.querySelectorAll("main pre.sourceCode > code")]
     .filter(code => code.scrollWidth > code.clientWidth)
     .filter(code => [...code.querySelectorAll("span[id]")]
         .every(line => line.textContent.trimEnd().length <= (code.closest(".diff") ? 82 : 80)))
@@ -206,6 +242,7 @@ FORMULAS = """() => [
 BOTH_WIDTHS = {
     "a line begins with what touches a formula": TORN_OFF,
     "the number of a note covers code": ON_CODE,
+    "a line of code is broken": BROKEN,
     "a line of 80 characters does not fit": CUT_OFF,
 }
 
@@ -285,7 +322,7 @@ def test_code_is_copied_without_its_annotations(visit: Visit) -> None:
     page = visit.page
     blocks = [block for block in visible(page.locator("main pre.sourceCode"))
               if copy_button(block).count()]  # fmt: skip
-    annotated = [block for block in blocks if block.locator(ANCHOR).count()]
+    annotated = [block for block in blocks if block.locator("[data-note]").count()]
     with_needs = visible(page.locator("main .code[data-before] pre"))
     diffs = visible(page.locator("main .diff pre"))
     for block in [*blocks[:1], *annotated[:1], *with_needs[:1], *diffs[:1]]:
@@ -314,14 +351,10 @@ def test_tabs_are_turned_with_the_arrow_keys(visit: Visit) -> None:
 
 
 @pytest.mark.behaviour
-def test_annotations_are_printed(visit: Visit) -> None:
+def test_notes_are_printed_below_their_code(visit: Visit) -> None:
     visit.page.emulate_media(media="print")
-    for notes in visible(visit.page.locator("main dl.code-annotation-container-hidden")):
-        box = notes.bounding_box()
-        assert box is not None
-        assert box["height"] > 10
-        assert box["width"] > 100
-        assert notes.evaluate("element => getComputedStyle(element).clipPath") == "none"
+    visit.page.set_viewport_size({"width": 700, "height": 900})
+    assert visit.page.evaluate(MISPLACED, False) == []
     assert visible(visit.page.locator(".theme-toggle, .code-copy-button")) == []
 
 

@@ -134,17 +134,6 @@ def test_a_failed_build_keeps_the_last_one(book: Book) -> None:
     assert (book.site / "index.html").is_file()
 
 
-def test_the_numbers_of_notes_stand_before_their_lines(book: Book) -> None:
-    notes = '[One.]{code-lines="1" code-annotation="1" code-cell="a-1"}\n\n'
-    notes += '[See @fig-a.]{code-lines="3" code-annotation="2" code-cell="a-1"}\n'
-    html = book.page(f"```{{.python #a-1}}\na = 1\nb = 2\nc = 3\n```\n\n{notes}")
-    assert re.findall(r'aria-label="Note (\d)">(\d)</button><span id="(\S+)">', html) == [
-        ("1", "1", "a-1-1"),
-        ("2", "2", "a-1-3"),
-    ]
-    assert 'data-code-lines="3" data-code-annotation="2" data-code-cell="a-1">See <a' in html
-
-
 def test_tabs(book: Book) -> None:
     html = book.page("::: panel-tabset\n## GPU\n\nfast\n\n## CPU\n\n@fig-a\n:::")
     assert re.findall(r'role="tab" id="(\S+)-tab" aria-controls="(\S+)"> (\w+) <', html) == [
