@@ -3,14 +3,16 @@
 The stages are those of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
 Trillion Parameter Models", 2020: 0 replicates everything (DDP), 1 shards the
 optimizer's state over the ranks, 2 the gradients too, 3 the parameters too.
-Activations, buffers, and what is gathered for a moment are not included. Every function
-raises `ValueError` for a bad argument.
+What is gathered for a moment is not included, nor what the CUDA context, NCCL's buffers
+and the gaps of the allocator take. Every function raises `ValueError` for a bad
+argument.
 """
 
 import math
 from dataclasses import dataclass
 
 from instruments.cost import check_amounts, check_counts
+from instruments.tensors import Llama
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values of optimizer state per parameter: none, the momentum, Adam's two moments."""
@@ -99,3 +101,63 @@ def communication_elements(parameter_count: int, world_size: int, stage: int) ->
 def _check_stage(stage: int) -> None:
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"stage must be 0 (DDP), 1, 2 or 3, not {stage!r}")
+
+
+def bucket_bytes(parameter_count: int, gradient_bytes: int, views: bool) -> int:
+    """What DDP's buckets hold beside the gradients: all of them again.
+
+    0 where the gradients are views of the buckets (`gradient_as_bucket_view=True`).
+    """
+    check_amounts(parameter_count=parameter_count)
+    return 0 if views else parameter_count * gradient_bytes
+
+
+# Activations
+
+KEPT = {"fp32": (32, 8, 16), "autocast": (30, 4, 8), "bf16": (20, 4, 8)}
+"""Bytes that a layer keeps for each token: per element of the hidden state, of keys and
+of the inner width. Of the hidden state these are: in and out of both norms, what goes
+into each product, queries, and what attention gives. Under autocast each product casts
+its own input."""
+
+KEPT_AT_END = {"fp32": 12, "autocast": 10, "bf16": 8}
+"""The same for the last norm and the output's product, per element of the hidden
+state."""
+
+LOGIT_BYTES = 12
+"""For each token and each word: logits, their logarithmic softmax, and the gradient,
+all float32, or bfloat16 twice in place of one."""
+
+
+def activation_bytes(config: Llama, tokens: int, precision: str = "autocast") -> int:
+    """What forward of a Llama keeps for backward, without logits and casts of weights.
+
+    As transformers writes it, with PyTorch's own attention, which does not keep the
+    scores: "fp32", "autocast" to bfloat16 from float32 weights, or "bf16" throughout.
+    What is counted per token is exact; the tables of the rotary embedding are left out.
+    """
+    check_amounts(tokens=tokens)
+    if precision not in KEPT:
+        raise ValueError(
+            f"precision must be one of {', '.join(KEPT)}, not {precision!r}"
+        )
+    hidden, keys, inner = KEPT[precision]
+    width = config.hidden_size // config.num_attention_heads
+    layer = hidden * config.hidden_size
+    layer += keys * width * config.num_key_value_heads
+    layer += inner * config.intermediate_size
+    layer += 4 * config.num_attention_heads + 8  # of the softmax; of both norms
+    end = KEPT_AT_END[precision] * config.hidden_size + 12
+    return tokens * (config.num_hidden_layers * layer + end)
+
+
+def cast_bytes(config: Llama, parameter_count: int) -> int:
+    """The bfloat16 copies of the matrices, which autocast keeps until backward."""
+    norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
+    return 2 * (parameter_count - norms)
+
+
+def logit_bytes(vocabulary: int, tokens: int) -> int:
+    """What the loss holds at its peak, when backward begins."""
+    check_amounts(vocabulary=vocabulary, tokens=tokens)
+    return LOGIT_BYTES * vocabulary * tokens
