@@ -1,7 +1,8 @@
--- `.diagram`: an SVG of vis/ as part of the page. tests/book/tools/test_vis.py says how one is drawn.
+-- `.diagram`: an SVG of vis/ as part of the page; with `table`, drawn from what others measured. tests/book/tools/test_vis.py says how one is drawn.
 
 local import = ...
 local figure = import "figure"
+local measurement = import "measurement"
 local project = import "project"
 local svg = import "svg"
 
@@ -25,7 +26,9 @@ end
 
 function M.diagram(div, fail)
   local html = M.svg(div.attributes.src or fail('expected src="vis/NAME.svg"'), fail)
+  local tables = div.attributes.table and measurement.find(div.attributes, fail) or pandoc.List {}
   local content = figure(pandoc.Blocks { pandoc.RawBlock("html", html) }, div, fail)
+  if #tables > 0 then return pandoc.Div(content .. tables:map(measurement.badge), { class = "run" }) end
   return #div.content > 0 and content or pandoc.Div(content, { class = "diagram" })
 end
 

@@ -13,8 +13,8 @@ local project = import "project"
 local M = {}
 
 local FACTS = { "measured", "hardware", "software", "date", "authors", "caveat" }
-local SOURCE = { "read", "path", "commit", "licence" }
-local OPTIONAL = { path = true, commit = true, caveat = true }
+local SOURCE = { "read", "path", "commit", "sha256", "licence" }
+local OPTIONAL = { path = true, commit = true, sha256 = true, caveat = true }
 
 local function words(text)
   local found = pandoc.List {}
@@ -83,10 +83,13 @@ local function title_of(one) return pandoc.utils.blocks_to_inlines(pandoc.read(o
 function M.measurements(div, fail)
   div.content = pandoc.Blocks {}
   local collectives, others = pandoc.List {}, pandoc.List {}
-  for _, file in ipairs(project.list("measurements", "%.csv$")) do
-    local one = measurement.read(file:gsub("%.csv$", ""), fail)
+  local names = pandoc.List(project.list("measurements", "%.csv$"))
+  for _, file in ipairs(project.list("measurements/traces", "%.csv$")) do names:insert("traces/" .. file) end
+  for _, name in ipairs(names) do
+    local one = measurement.read(name:gsub("%.csv$", ""), fail)
+    local file = name:match("[^/]+$")
     local shown = facts(one, FACTS)
-    local download = pandoc.Link(file, project.link("measurements/" .. file), "", { download = file })
+    local download = pandoc.Link(file, project.link(one.path), "", { download = file })
     shown:insert { "Table", pandoc.Inlines { download, pandoc.Str((", %d rows"):format(#one.rows)) } }
     div.content:extend { pandoc.Header(2, title_of(one), pandoc.Attr(one.name)), make_table(nil, shown, "facts") }
     div.content:extend(fold(pandoc.Blocks { make_table(nil, facts(one, SOURCE), "facts") }, "Where exactly", "folded"))

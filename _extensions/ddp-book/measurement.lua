@@ -6,28 +6,30 @@ local stringify = pandoc.utils.stringify
 
 local M = {}
 
-local SOURCES = "measurements/sources.toml"
 local APPENDIX = "appendix/measurements.qmd"
 local PREFIXES = { [0] = "B", "KiB", "MiB", "GiB" }
 
--- The text of a key in a section of sources.toml.
-local function told(section, key, fail)
-  local text = project.read(SOURCES) or fail("there is no " .. SOURCES)
+-- The text of a key in a section of the folder's sources.toml.
+local function told(folder, section, key, fail)
+  local sources = folder .. "/sources.toml"
+  local text = project.read(sources) or fail("there is no " .. sources)
   local body = ("\n" .. text .. "\n["):match("\n%[" .. section .. "%](\n.-)\n%[")
-  if not body then fail(("%s has no [%s]"):format(SOURCES, section)) end
-  return body:match("\n" .. key .. ' = "(.-)"') or fail(("[%s] of %s has no %s"):format(section, SOURCES, key))
+  if not body then fail(("%s has no [%s]"):format(sources, section)) end
+  return body:match("\n" .. key .. ' = "(.-)"') or fail(("[%s] of %s has no %s"):format(section, sources, key))
 end
 
 -- A table: its name and columns, the heading and the unit of each, and rows (column → text).
 -- `source(key)` says where it comes from; with `optional` it gives nil for a key that is not there.
-function M.read(name, fail)
-  local path = ("measurements/%s.csv"):format(name)
-  local known = table.concat(project.list("measurements", "%.csv$"), ", "):gsub("%.csv", "")
+-- The table `traces/NAME` lies in that folder, with a sources.toml of its own.
+function M.read(named, fail)
+  local path = ("measurements/%s.csv"):format(named)
+  local folder, name = path:match("^(.*)/([^/]*)%.csv$")
+  local known = table.concat(project.list(folder, "%.csv$"), ", "):gsub("%.csv", "")
   local text = project.read(path) or fail(("no such table: there is no %s (there are: %s)"):format(path, known))
   local csv = pandoc.utils.to_simple_table(pandoc.read(text, "csv").blocks[1])
-  local one = { name = name, headings = {}, units = {}, rows = pandoc.List {} }
+  local one = { name = name, path = path, headings = {}, units = {}, rows = pandoc.List {} }
   one.columns = pandoc.List(csv.header):map(stringify)
-  one.source = function(key, optional) return told(name, key, optional and function() end or fail) end
+  one.source = function(key, optional) return told(folder, name, key, optional and function() end or fail) end
   local there_are = (" (there are: %s)"):format(table.concat(one.columns, ", "))
   local strict = { __index = function(_, column) fail("no column " .. column .. there_are) end }
   for _, cells in ipairs(csv.rows) do
@@ -36,11 +38,11 @@ function M.read(name, fail)
     one.rows:insert(row)
   end
   for _, column in ipairs(one.columns) do
-    local heading = told("columns", column, fail)
+    local heading = told(folder, "columns", column, fail)
     one.headings[column] = heading:match("^number %((.+)%)$") or heading
     one.units[column] = heading:match("%(([^()]+)%)$")
     local is_text = one.rows:find_if(function(row) return not tonumber(row[column]) end)
-    if not one.units[column] and not is_text then fail(("%s: %s has no unit in %s"):format(path, column, SOURCES)) end
+    if not one.units[column] and not is_text then fail(("%s: %s has no unit in %s/sources.toml"):format(path, column, folder)) end
   end
   return one
 end
