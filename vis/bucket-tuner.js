@@ -1,18 +1,25 @@
-// The bucket tuner: a step of SmolLM2-360M with buckets of any cap and on any link, computed by
-// instruments.simulator, and for how long the ranks wait after backward.
+// The bucket tuner: a step of a model with buckets of any cap and on any link, computed by
+// instruments.simulator, and by how much it is longer than backward.
 
 import { binaryBytes, choice, html, mount, number, plural, seconds, slider } from "./interactive.js";
-import { measuredSeconds, volume } from "./network.js";
+import { MODELS, elementsOf, layersOf, totalElements } from "./models.js";
+import { allReduceSeconds, measuredSeconds, volume } from "./network.js";
 import { ALL_REDUCE } from "./published.js";
-import { MIB, buckets, gradientBytes, llamaLayers, simulate } from "./simulator.js";
+import { MIB, buckets, simulate } from "./simulator.js";
 import { inner, plot, streams } from "./streams.js";
 
-const MODEL = "360m";
 const DEFAULT_CAP = 25;
+const H100 = { stolen: 8 / 108, filling: 2 / 3.35e12, emptying: 2 / 3.35e12 }; // instruments.h100
+const COMPUTED = "h100_64"; // eight nodes: instruments.network.NODES["DGX H100"]
+const NODES_OF_EIGHT = {
+  ranksPerNode: 8, rails: 8, inside: { alpha: 0.6e-6, beta: 1 / 360e9 },
+  rail: { alpha: 5e-6, beta: 1 / 47.5e9 }, switch: { alpha: 3.4e-6, beta: 1 / 292.5e9 },
+};
 export const CAPS = [0.25, 0.5, 1, 2, 4, 8, 16, DEFAULT_CAP, 50, 100, 200, 400, 800, 1600]; // MiB
 
-/** Seconds of an all-reduce: by the table `inputs.measured`, or alpha + bytes / bandwidth. */
+/** Seconds of an all-reduce: by the table `inputs.measured`, by the network of 64 GPUs, or alpha + bytes / bandwidth. */
 export function linkOf({ measured, alpha, bandwidth }) {
+  if (measured === COMPUTED) return (bytes) => allReduceSeconds(NODES_OF_EIGHT, bytes, 64);
   if (!measured) return (bytes) => alpha + bytes / bandwidth;
   const points = ALL_REDUCE[measured].points.map(([bytes, microseconds]) => [bytes, microseconds * 1e-6]);
   return (bytes) => measuredSeconds(points, bytes);
@@ -20,13 +27,13 @@ export function linkOf({ measured, alpha, bandwidth }) {
 
 /** A step with buckets of `cap` MiB. As in torch, the default alone has a first bucket of 1 MiB. */
 export function tuned(inputs, cap) {
-  const layers = llamaLayers(MODEL, inputs.backward / 2, inputs.backward);
+  const layers = layersOf(MODELS[inputs.model], 1.5 * inputs.backward);
   const plan = buckets(layers, cap * MIB, cap === DEFAULT_CAP ? MIB : cap * MIB);
-  return { ...simulate(layers, linkOf(inputs), plan), buckets: plan.length };
+  return { ...simulate(layers, linkOf(inputs), plan, H100), buckets: plan.length };
 }
 
 function build() {
-  const inputs = { measured: "allreduce_h100_8gpu", alpha: 30e-6, bandwidth: 250e9, backward: 0.03 };
+  const inputs = { measured: "allreduce_h100_8gpu", alpha: 30e-6, bandwidth: 250e9, backward: 0.03, model: "smollm2-360m-classifier" };
   let position = CAPS.indexOf(DEFAULT_CAP);
 
   const nameOf = (cap) => `${cap} MiB${cap === DEFAULT_CAP ? ", the default" : ""}`;
@@ -38,12 +45,17 @@ function build() {
   const own = html("div", { class: "own", hidden: true },
     field("α of a bucket", "µs", "alpha", 1e-6, { min: 0, max: 1e7 }),
     field("Bandwidth of a bucket", "GB/s", "bandwidth", 1e9, { min: 1e-4, max: 1e5 }));
-  const links = new Map([...Object.entries(ALL_REDUCE).map(([table, { name }]) => [table, name]), ["", "α and bandwidth"]]);
+  const links = new Map([...Object.entries(ALL_REDUCE).map(([table, { name }]) => [table, name]), [COMPUTED, "64 × H100, eight nodes, computed"], ["", "α and bandwidth"]]);
+  const models = html("select", { change: () => {
+    inputs.model = models.value;
+    draw();
+  } }, Object.entries(MODELS).map(([name, { title }]) => html("option", { value: name, selected: name === inputs.model }, title)));
   const controls = html("div", { class: "controls" },
     slider("Cap of a bucket", { min: 0, max: CAPS.length - 1, value: position, show: (i) => nameOf(CAPS[i]) }, (value) => {
       position = value;
       draw();
     }),
+    html("label", { class: "select" }, html("span", {}, "Model"), models),
     field("Backward", "ms", "backward", 1e-3, { min: 0.01, max: 1e6 }),
     choice("All-reduce", links, inputs.measured, (table) => {
       inputs.measured = table;
@@ -65,21 +77,22 @@ function build() {
     picture.draw(now);
     drawCurves(cap, steps, now);
     summary.replaceChildren(
-      `${plural(now.buckets, "bucket")} ${now.buckets === 1 ? "needs" : "need"} the link for ${seconds(now.communication)}. After backward the ranks wait for `,
+      `${plural(now.buckets, "bucket")} ${now.buckets === 1 ? "needs" : "need"} the link for ${seconds(now.communication)}. The step is longer by `,
       html("strong", {}, seconds(now.exposed)),
       best === position ? ": no other cap here leaves less." : `; ${seconds(steps[best].exposed)} with ${nameOf(CAPS[best])}.`);
     const table = ALL_REDUCE[inputs.measured];
-    const total = gradientBytes(llamaLayers(MODEL, 0, 0));
+    const model = MODELS[inputs.model];
     source.replaceChildren(
-      `Computed for SmolLM2-360M: gradients of ${binaryBytes(total.reduce((sum, size) => sum + size))}, of which the embedding’s ${binaryBytes(total[0])} are ready last. `,
-      ...(table ? ["All-reduces as ", html("a", { href: table.source[1] }, `measured by ${table.source[0]}`), ` on ${table.name}.`] : ["The link is your own."]));
+      `Computed for ${model.title}: gradients of ${binaryBytes(4 * totalElements(model))}, of which the first tensor’s ${binaryBytes(4 * elementsOf(model.parameters[0]))} are ready last. ` +
+      "Counted are messages, copies into buckets and back on an H100, and the multiprocessors that messages take. ",
+      ...(inputs.measured === COMPUTED ? ["All-reduces by a model of the network."] : table ? ["All-reduces as ", html("a", { href: table.source[1] }, `measured by ${table.source[0]}`), ` on ${table.name}.`] : ["The link is your own."]));
   }
 
   function drawCurves(cap, steps, now) {
     const width = Math.max(240, inner(curves) || 700);
     const link = linkOf(inputs);
     const table = ALL_REDUCE[inputs.measured];
-    const part = volume("ring", table?.ranks ?? 2);
+    const part = volume("ring", table?.ranks ?? (inputs.measured === COMPUTED ? 64 : 2));
     const rate = (bytes) => (1e-9 * bytes * part) / link(bytes);
     const dots = (table?.points ?? []).map(([bytes]) => [bytes / MIB, rate(bytes)])
       .filter(([size]) => size >= CAPS[0] && size <= CAPS.at(-1));
@@ -94,9 +107,9 @@ function build() {
           `${rate(CAPS.at(-1) * MIB).toPrecision(3)} at ${CAPS.at(-1)} MiB.`,
       }),
       plot({
-        ...common, height: 156, label: "waits after backward, ms", below: "cap in MiB",
+        ...common, height: 156, label: "longer by, ms", below: "cap in MiB",
         top: 1.08 * Math.max(...waits.map(([, value]) => value)), lines: { reached: waits }, chosen: [cap, 1000 * now.exposed],
-        alt: `Waiting after backward against the cap: ${seconds(steps[0].exposed)} at ${CAPS[0]} MiB, ` +
+        alt: `By how much a step is longer, against the cap: ${seconds(steps[0].exposed)} at ${CAPS[0]} MiB, ` +
           `${seconds(steps[CAPS.indexOf(DEFAULT_CAP)].exposed)} at 25 MiB, ${seconds(steps.at(-1).exposed)} at ${CAPS.at(-1)} MiB.`,
       }));
   }

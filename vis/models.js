@@ -17,7 +17,7 @@ const linear = (name, rows, columns, products = 1, bias = true) => [
 
 const norm = (name, width) => [tensor(`${name}.weight`, [width]), tensor(`${name}.bias`, [width])];
 
-const model = (title, unit, parameters, tied = false) => ({ title, unit, parameters, tied });
+const model = (title, unit, parameters, tied = false, more = {}) => ({ title, unit, parameters, tied, ...more });
 
 const repeat = (count, build) => Array.from({ length: count }, (_, i) => build(i)).flat();
 
@@ -43,7 +43,7 @@ function llama(title, [hidden, inner, layers, heads, keyHeads, vocabulary], { ti
     }),
     tensor("norm.weight", [hidden]),
     ...(labels ? bare("score", labels, hidden) : tied ? [] : bare("lm_head", vocabulary, hidden)),
-  ], tied && !labels);
+  ], tied && !labels, { shape: [hidden, inner, layers, heads, keyHeads], vocabulary: labels ? 0 : vocabulary });
 }
 
 function gpt2(title, hidden, layers, vocabulary, length) {

@@ -36,6 +36,7 @@ def kept(config: Llama, precision: str) -> tuple[dict[int, Tensor], nn.Module]:
     with torch.device("meta"):
         model = LIBRARY.LlamaForCausalLM(options).to(dtype)
     model.to_empty(device="cpu")  # no value is looked at
+    model.tie_weights()
     persistent = [*model.parameters(), *model.buffers()]
     known = {tensor.untyped_storage().data_ptr() for tensor in persistent}
     found: dict[int, Tensor] = {}

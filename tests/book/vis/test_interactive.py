@@ -5,7 +5,6 @@ Their scripts run in the browser of the tests, from files, without a site around
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import re
@@ -16,19 +15,34 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, Route, expect
+from tests.instruments import test_nccl_tests, test_tensors
 
-from finetune.model import build_model
-from instruments import measurements
-from instruments.cost import Link, ring_all_reduce_bytes
+from instruments import h100, job, measurements, tensors
+from instruments.cost import Link, adamw_seconds, copy_seconds_per_byte, ring_all_reduce_bytes
 from instruments.flops import peak_flops
-from instruments.memory import bytes_per_parameter, memory_per_rank
-from instruments.network import ALGORITHMS, NODES, Network, fit_table, steps, volume
-from instruments.simulator import Layer, buckets, even_layers, expected_maximum, simulate
-from miniddp.bucket import plan_buckets
+from instruments.memory import (
+    activation_bytes,
+    bucket_bytes,
+    bytes_per_parameter,
+    cast_bytes,
+    logit_bytes,
+    memory_per_rank,
+)
+from instruments.network import (
+    ALGORITHMS,
+    NODES,
+    Network,
+    fit_table,
+    read_nccl_tests,
+    steps,
+    volume,
+)
+from instruments.simulator import Copies, Layer, buckets, expected_maximum, simulate
+from instruments.tensors import MODELS
+from instruments.tensors import layers as layers_of
 from miniddp.ring import all_gather_steps, reduce_scatter_steps
 from miniddp.sampler import (
     DistributedSampler,
@@ -318,6 +332,9 @@ def test_a_step_is_that_of_the_simulator(compute: Compute) -> None:
                 "microBatches": draw.choice([1, 1, 3]),
                 "stolen": draw.choice([0, 0.2, 1]),
                 "slowest": draw.choice([1, 1.3]),
+                "filling": draw.choice([0, 1e-9]),
+                "emptying": draw.choice([0, 1e-9]),
+                "optimizer": draw.choice([0, 0.01]),
             },
         }
         for _ in range(300)
@@ -333,6 +350,8 @@ def test_a_step_is_that_of_the_simulator(compute: Compute) -> None:
             micro_batches=options["microBatches"],
             stolen=options["stolen"],
             slowest=options["slowest"],
+            copies=Copies(options["filling"], options["emptying"]),
+            optimizer=options["optimizer"],
         )
         for name in ("seconds", "compute", "communication", "exposed"):
             assert found[name] == close(getattr(step, name)), case
@@ -359,14 +378,75 @@ def test_the_slowest_rank_is_the_expected_maximum(compute: Compute, count: int) 
     assert found == pytest.approx(drawn, abs=4 * spread * 1.29 / 400**0.5)
 
 
-def test_the_layers_of_the_model_are_those_of_the_model(compute: Compute) -> None:
-    found = compute("simulator", "llamaLayers", [["360m", 1.0, 2.0]])[0]
-    with torch.device("meta"):
-        model = build_model("360m")
-    sizes = [parameter.nbytes for parameter in model.parameters()]
-    assert [size for layer in found for size in layer["gradients"]] == sizes
-    assert sum(layer["forward"] for layer in found) == pytest.approx(1)
-    assert sum(layer["backward"] for layer in found) == pytest.approx(2)
+IN_MODELS = """names => import("/vis/models.js").then(m => ({
+    tensors: m.MODELS, layers: names.map(name => m.layersOf(m.MODELS[name], 3, 2)),
+    products: names.map(name => m.productsOf(m.MODELS[name])),
+}))"""
+
+
+def test_the_models_are_those_of_the_instruments(compute: Compute) -> None:
+    found = compute.page.evaluate(IN_MODELS, list(MODELS))
+    for i, (name, model) in enumerate(MODELS.items()):
+        shown = found["tensors"][name]
+        assert (shown["title"], shown["unit"], shown["tied"]) == (
+            model.title, model.unit, model.tied,
+        )  # fmt: skip
+        assert [(each["name"], tuple(each["shape"]), each["products"])
+                for each in shown["parameters"]] == list(model.parameters)  # fmt: skip
+        assert found["products"][i] == model.products
+        made = layers_of(model, 3.0, gradient_bytes=2)
+        assert [layer["gradients"] for layer in found["layers"][i]] == [
+            layer.gradient_bytes for layer in made
+        ]
+        assert [layer["backward"] for layer in found["layers"][i]] == close(
+            [layer.backward for layer in made]
+        )
+
+
+PASTE = """texts => Promise.all([import("/vis/models.js"), import("/vis/network.js")]).then(
+    ([models, network]) => texts.map(([reader, text]) => {
+        try { return (reader === "parse" ? models.parse : network.readNcclTests)(text); }
+        catch (error) { return error.message; }
+    }))"""
+
+
+def test_a_pasted_list_is_read_as_python_reads_it(compute: Compute) -> None:
+    texts = [test_tensors.LISTED, *test_tensors.NONSENSE]
+    found = compute.page.evaluate(PASTE, [["parse", text] for text in texts])
+    assert [(part["name"], tuple(part["shape"]), part["products"])
+            for part in found[0]["parameters"]] == list(
+        tensors.parse(texts[0]).parameters)  # fmt: skip
+    for text, problem in zip(texts[1:], found[1:], strict=True):
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            tensors.parse(text)
+
+
+def test_what_nccl_tests_printed_is_read_as_python_reads_it(compute: Compute) -> None:
+    rows = {2**20: 90.0, 2**21: 80.0, 2**22: 85.0, 2**25: 198.9, 2**30: 4016.4}
+    outputs = [test_nccl_tests.output(8, columns, rows)
+               for columns in (test_nccl_tests.NOW, test_nccl_tests.BEFORE)]  # fmt: skip
+    found = compute.page.evaluate(PASTE, [["nccl", text] for text in outputs])
+    for text, shown in zip(outputs, found, strict=True):
+        table = read_nccl_tests(text)
+        assert shown["ranks"] == table.world_size
+        assert shown["points"] == [
+            [size, close(time)] for size, time in zip(table.num_bytes, table.seconds, strict=True)
+        ]
+        [other] = compute("network", "measuredOn", [[shown, 64]])
+        assert [time for _, time in other] == close(list(table.on(64).seconds))
+        sizes = [1000, 3 * 2**20, 25 * MIB, 2**31]
+        seconds = compute("network", "measuredSeconds", [[shown["points"], size] for size in sizes])
+        assert seconds == close([table.all_reduce_seconds(size) for size in sizes])
+
+
+def test_another_output_is_refused_as_in_python(compute: Compute) -> None:
+    texts = list(test_nccl_tests.REFUSED)
+    found = compute.page.evaluate(PASTE, [["nccl", text] for text in texts])
+    for text, problem in zip(texts, found, strict=True):
+        with pytest.raises(ValueError, match="expected all that") as error:
+            read_nccl_tests(text)
+        said = str(error.value).replace("'", "’")
+        assert problem.replace("“", '"').replace("”", '"') == said
 
 
 def test_the_network_is_that_of_the_instruments(compute: Compute) -> None:
@@ -451,21 +531,23 @@ def test_the_tuner_shows_the_simulator_s_step(compute: Compute, published: dict[
     measured = fit_table([size for size, _ in table["points"]],
                          [1e-6 * time for _, time in table["points"]], 8)  # fmt: skip
     own = {"measured": "", "alpha": 2e-4, "bandwidth": 5e9, "backward": 0.2}
+    node = NODES["DGX H100"]
     cases: list[tuple[dict[str, Any], Any]] = [
-        ({"measured": "allreduce_h100_8gpu", "backward": 0.03}, measured.all_reduce_seconds),
-        (own, lambda size: 2e-4 + size / 5e9),
-    ]
-    [given] = compute("simulator", "llamaLayers", [["360m", 1.0, 2.0]])
+        ({"measured": "allreduce_h100_8gpu", "backward": 0.03, "model": "smollm2-360m-classifier"},
+         measured.all_reduce_seconds),
+        ({"measured": "h100_64", "backward": 0.07, "model": "smollm2-1.7b"},
+         lambda size: node.all_reduce_seconds(size, 64)),
+        ({**own, "model": "resnet-50"}, lambda size: 2e-4 + size / 5e9),
+    ]  # fmt: skip
     for inputs, all_reduce in cases:
-        scale = inputs["backward"] / 2
-        layers = [Layer(scale * each["forward"], scale * each["backward"], each["gradients"])
-                  for each in given]  # fmt: skip
+        model = MODELS[inputs["model"]]
+        layers = layers_of(model, 1.5 * inputs["backward"])
         caps = [0.25, 25, 400]
         for cap, found in zip(
             caps, compute("bucket-tuner", "tuned", [[inputs, cap] for cap in caps]), strict=True
         ):
             plan = buckets(layers, int(cap * MIB), MIB if cap == 25 else int(cap * MIB))
-            step = simulate(layers, all_reduce, plan)
+            step = simulate(layers, all_reduce, plan, stolen=h100.STOLEN, copies=h100.COPIES)
             assert found["buckets"] == len(plan)
             assert found["exposed"] == close(step.exposed)
             assert found["seconds"] == close(step.seconds)
@@ -475,7 +557,8 @@ def test_the_still_of_the_tuner_shows_what_it_computes(compute: Compute) -> None
     root = ElementTree.parse(ROOT / "vis" / "bucket-tuner.svg").getroot()
     still = {float(dot.get("data-cap", "")): float(dot.get("data-exposed", ""))
              for dot in root.iter() if dot.get("data-cap")}  # fmt: skip
-    inputs = {"measured": "allreduce_h100_8gpu", "backward": 0.03}
+    inputs = {"measured": "allreduce_h100_8gpu", "backward": 0.03,
+              "model": "smollm2-360m-classifier"}  # fmt: skip
     steps = compute("bucket-tuner", "tuned", [[inputs, cap] for cap in still])
     assert len(still) == 14
     for exposed, step in zip(still.values(), steps, strict=True):
@@ -493,13 +576,16 @@ def calculator_inputs() -> list[dict[str, Any]]:
         {
             "ranks": 1,
             "node": draw.choice([1, 2, 4, 8]),
-            "parameters": draw.choice([0.001, 25.6, 361.8]),
+            "model": draw.choice(["resnet-50", "gpt-2", "smollm2-1.7b"]),
             "gradient": draw.choice([2, 4]),
+            "views": draw.choice([0, 1]),
             "tokens": draw.choice([512, 8192]),
             "batches": draw.choice([1, 2, 16]),
             "peak": 989.5,
             "reached": draw.choice([20, 40]),
             "time": draw.choice([0, 0.5, 250]),
+            "memory": 80,
+            "moved": draw.choice([2039, 3350]),
             "bucket": draw.choice([1, 5, 25, 200]),
             "inside": draw.choice([51, 360]),
             "switch": draw.choice([0, 300]),
@@ -514,23 +600,6 @@ def calculator_inputs() -> list[dict[str, Any]]:
     ]
 
 
-@functools.cache
-def bucket_sizes(total: int, cap: float, first: float) -> list[int]:
-    """What miniddp.bucket plans for parameters of which every cap is a multiple."""
-    unit = int(min(cap, first))
-    sizes = [unit] * (total // unit) + ([total % unit] if total % unit else [])
-    plan = plan_buckets(sizes, ["kind"] * len(sizes), range(len(sizes)), int(cap), int(first))
-    return [sum(sizes[i] for i in bucket) for bucket in plan]
-
-
-@pytest.mark.parametrize("total", [1, 2**16, MIB, MIB + 1, 51 * MIB, 51 * MIB + 5])
-@pytest.mark.parametrize("cap", [0.5 * MIB, MIB, 25 * MIB])
-def test_buckets_are_those_of_the_plan(compute: Compute, total: int, cap: float) -> None:
-    first = min(cap, MIB)
-    found = compute("scaling-calculator", "bucketBytes", [[total, cap, first]])[0]
-    assert found == bucket_sizes(total, cap, first)
-
-
 def test_the_calculator_opens_on_an_h100_node(compute: Compute) -> None:
     defaults = compute("scaling-calculator", "readAddress", [[""]])[0]["inputs"]
     found = compute("scaling-calculator", "networkOf", [[defaults]])[0]
@@ -541,6 +610,16 @@ def test_the_calculator_opens_on_an_h100_node(compute: Compute) -> None:
     }
     assert (found["ranksPerNode"], found["rails"]) == (node.ranks_per_node, node.rails)
     assert 1e12 * defaults["peak"] == peak_flops("NVIDIA H100 80GB HBM3")
+    assert 1e9 * defaults["moved"] == h100.MEMORY
+    assert defaults["stolen"] == round(100 * h100.STOLEN, 1)
+    for gpus in (8, 16, 256):
+        [found] = compute(
+            "scaling-calculator", "step", [[{**defaults, "stolen": 100 * h100.STOLEN}, gpus]]
+        )
+        job_step = job.step(gpus, job.EIGHT_CARDS)
+        assert found["sizes"] == job.bucket_bytes()
+        assert found["seconds"] == close(job_step.seconds)
+        assert found["compute"] == close(job_step.compute)
 
 
 def test_a_step_takes_what_simulator_and_network_say(compute: Compute) -> None:
@@ -555,24 +634,30 @@ def test_a_step_takes_what_simulator_and_network_say(compute: Compute) -> None:
             Link(1e-6 * each["wire"], 1e-9 / each["card"]), each["cards"],
             Link(3.4e-6, 1e-9 / each["switch"]) if each["switch"] else None,
         )  # fmt: skip
+        model = MODELS[each["model"]]
         cap = each["bucket"] * MIB
-        total = round(each["parameters"] * 10**6) * each["gradient"]
-        assert found["sizes"] == bucket_sizes(total, cap, MIB if each["bucket"] == 25 else cap)
-        compute_seconds = (
-            each["time"] / 1000
-            or 6 * each["parameters"] * 1e6 * each["tokens"] / (each["peak"] * 1e10)
-            / each["reached"]
-        )  # fmt: skip
+        compute_seconds = each["time"] / 1000 or tensors.compute_seconds(
+            model, each["tokens"], each["peak"] * 1e10 * each["reached"]
+        )
+        layers = layers_of(model, compute_seconds, each["gradient"])
+        plan = buckets(layers, cap, MIB if each["bucket"] == 25 else cap)
+        gradients = [size for layer in layers for size in layer.gradient_bytes]
+        assert found["sizes"] == [sum(gradients[i] for i in bucket) for bucket in plan]
         harmonic = sum(1 / i for i in range(1, n + 1))
-        layers = even_layers(found["sizes"], compute_seconds / 3, compute_seconds * 2 / 3)
+        copied = copy_seconds_per_byte(1e9 * each["moved"]) if n > 1 else 0.0
+        optimizer = adamw_seconds(model.elements, 1e9 * each["moved"])
         last = simulate(
             layers,
             lambda size, network=network, n=n: network.all_reduce_seconds(size, n),
+            plan,
             stolen=each["stolen"] / 100,
             slowest=1 + each["spread"] / 100 * (harmonic - 1),
+            copies=Copies(copied, 0.0 if each["views"] else copied),
+            optimizer=optimizer,
         )
-        earlier = (each["batches"] - 1) * last.compute * (1 + each["spread"] / 100 * (harmonic - 1))
-        alone = each["batches"] * compute_seconds
+        slowest = 1 + each["spread"] / 100 * (harmonic - 1)
+        earlier = (each["batches"] - 1) * compute_seconds * slowest
+        alone = each["batches"] * compute_seconds + optimizer
         assert found["communication"] == close(last.communication)
         assert found["seconds"] == close(earlier + last.seconds)
         assert found["efficiency"] == close(alone / (earlier + last.seconds))
@@ -588,9 +673,9 @@ def test_a_step_takes_what_simulator_and_network_say(compute: Compute) -> None:
 def test_an_address_gives_back_what_it_was_written_from(compute: Compute) -> None:
     defaults = compute("scaling-calculator", "readAddress", [[""]])[0]
     assert defaults["problem"] is None
-    chosen = {**defaults["inputs"], "ranks": 64, "parameters": 1700.5, "gradient": 2, "time": 1e-6}
+    chosen = {**defaults["inputs"], "ranks": 64, "model": "gpt-2", "gradient": 2, "time": 1e-6}
     address = compute("scaling-calculator", "writeAddress", [[chosen]])[0]
-    assert address == "?sizing=ranks:64,parameters:1700.5,gradient:2,time:0.000001"
+    assert address == "?sizing=ranks:64,model:gpt-2,gradient:2,time:0.000001"
     assert compute("scaling-calculator", "readAddress", [[address]])[0] == {
         "inputs": chosen,
         "problem": None,
@@ -606,9 +691,11 @@ NONSENSE = {
     "ranks:99999999": "expected a whole number from 1 to 16384.",
     "node:3": "The address has node:3, expected one of 1, 2, 4, 8.",
     "node:8,ranks": "The address has ranks:, expected a whole number",
-    "parameters:-1": "expected a number from 0.001 to 1000000.",
-    "parameters:1e999": "expected a number from 0.001 to 1000000.",
-    "parameters:0x10": "expected a number",
+    "model:own": "The address has model:own, expected one of resnet-50, vit-b-16,",
+    "model:": "expected one of resnet-50, vit-b-16,",
+    "peak:-1": "expected a number from 0.001 to 1000000.",
+    "peak:1e999": "expected a number from 0.001 to 1000000.",
+    "peak:0x10": "expected a number",
     "tokens:1:2": "The address has tokens:1:2, expected",
     "constructor:1": "The address has “constructor”, which is none of ranks, node,",
     "<img src=x onerror=alert(1)>:1": "The address has “<img src=x onerror=alert(1)>”",
@@ -646,6 +733,29 @@ def test_memory_is_that_of_the_stages(
              for stage in range(4)]  # fmt: skip
     found = compute("scaling-calculator", "memoryPerRank", [[*ask, each] for ask in asked])
     assert found == [vars(memory_per_rank(*ask, reference)) for ask in asked]
+
+
+@pytest.mark.parametrize(("gradient", "precision"), [(4, "autocast"), (2, "bf16")])
+def test_whether_it_fits_is_what_the_formula_says(
+    compute: Compute, gradient: int, precision: str
+) -> None:
+    defaults = compute("scaling-calculator", "readAddress", [[""]])[0]["inputs"]
+    chosen = {**defaults, "gradient": gradient}
+    [found] = compute("scaling-calculator", "fits", [[chosen]])
+    count = MODELS["smollm2-1.7b"].elements
+    kept = activation_bytes(tensors.SMOLLM2_1_7B, 4096, precision) + logit_bytes(49152, 4096)
+    kept += cast_bytes(tensors.SMOLLM2_1_7B, count) if gradient == 4 else 0
+    assert found["activations"] == kept
+    assert found["buckets"] == bucket_bytes(count, gradient, views=False)
+    assert found["total"] == 16 * count + found["buckets"] + kept
+    assert found["fits"]
+    large, viewed, unknown = (
+        compute("scaling-calculator", "fits", [[{**chosen, **change}]])[0]
+        for change in ({"model": "llama-3-8b"}, {"views": 1}, {"model": "resnet-50"})
+    )
+    assert not large["fits"]
+    assert found["total"] - viewed["total"] == gradient * count
+    assert unknown["activations"] is None
 
 
 def test_the_still_of_the_calculator_shows_what_it_computes(page: Page) -> None:
@@ -894,45 +1004,70 @@ def test_without_overlap_backward_waits_longer(page: Page) -> None:
 def test_the_calculator_follows_its_controls(page: Page) -> None:
     mount(page, "scaling-calculator")
     result = page.locator(".results div")
-    expect(page.locator("select").first).to_have_value("0")
+    gpu = page.get_by_label("GPU", exact=True)
+    expect(gpu).to_have_value("0")
+    expect(result.first).to_contain_text("it fits")
     ranks = page.get_by_role("slider")
     assert ranks.get_attribute("aria-valuetext") == "8", "it opens on a node"
     ranks.focus()
     page.keyboard.press("Home")
     assert ranks.get_attribute("aria-valuetext") == "1"
-    expect(result.nth(3)).to_contain_text("100.0\u00a0%")
+    expect(result.nth(4)).to_contain_text("100.0\u00a0%")
     page.keyboard.press("End")
     assert ranks.get_attribute("aria-valuetext") == "16,384"
     expect(page.locator("[role=status]")).to_contain_text("16,384 ranks: step")
-    page.locator("select").first.select_option("1")
+    gpu.select_option("1")
     assert page.get_by_label("Peak").input_value() == "312"
     page.get_by_label("A GPU’s link").fill("1")
-    expect(page.locator("select").first).to_have_value("")
-    page.get_by_label("Bucket").fill("0.01")
-    expect(page.get_by_role("alert")).to_contain_text("buckets: choose a larger one")
-    page.get_by_label("Bucket").fill("25")
-    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(gpu).to_have_value("")
+    page.get_by_label("Model").select_option("llama-3-8b")
+    expect(result.first).to_contain_text("it does not fit")
     page.get_by_role("radio", name="by time").check(force=True)
     expect(page.get_by_label("Compute per micro-batch")).to_be_visible()
     expect(page.get_by_label("Tokens per micro-batch")).to_be_hidden()
 
 
+def test_a_list_and_a_link_of_one_s_own_are_pasted(page: Page) -> None:
+    mount(page, "scaling-calculator")
+    result = page.locator(".results div")
+    page.get_by_label("Model").select_option("own")
+    expect(page.get_by_role("link", name="Address of these numbers")).to_be_hidden()
+    tensors_box = page.get_by_label("Its tensors")
+    tensors_box.fill("a (1000, 1000)\nb (1000, 30000)")
+    expect(result.nth(2)).to_contain_text("2 buckets, 124\u00a0MB")
+    tensors_box.fill("a (1000, 1000)\nb (1000; 30000)")
+    expect(page.get_by_role("alert").locator("visible=true")).to_contain_text(
+        "line 2: expected a name and a shape"
+    )
+    expect(result.nth(2)).to_contain_text("2 buckets, 124\u00a0MB")
+    tensors_box.fill("1000000")
+    expect(result.nth(2)).to_contain_text("1 bucket, 4\u00a0MB")
+    page.get_by_text("A link that was measured").click()
+    link = page.get_by_label("What nccl-tests")
+    link.fill(test_nccl_tests.output(8, test_nccl_tests.NOW, {2**20: 9000.0, 2**22: 9000.0}))
+    expect(result.nth(2)).to_contain_text("9\u00a0ms")
+    link.fill("Avg bus bandwidth: 5")
+    expect(page.get_by_role("alert").locator("visible=true")).to_contain_text(
+        "expected all that nccl-tests"
+    )
+
+
 def test_a_calculation_is_shared_by_its_address(page: Page) -> None:
     mount(page, "scaling-calculator")
-    page.get_by_label("Parameters").fill("7000")
+    page.get_by_label("Model").select_option("llama-3-8b")
     page.get_by_role("radio", name="2", exact=True).first.check(force=True)
     address = page.get_by_role("link", name="Address of these numbers").get_attribute("href")
-    assert address == "?sizing=parameters:7000,gradient:2"
+    assert address == "?sizing=model:llama-3-8b,gradient:2"
     shown = page.locator(".results").inner_text()
     mount(page, "scaling-calculator", query=address)
-    assert page.get_by_label("Parameters").input_value() == "7000"
+    assert page.get_by_label("Model").input_value() == "llama-3-8b"
     assert page.locator(".results").inner_text() == shown
-    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.get_by_role("alert").locator("visible=true")).to_have_count(0)
 
 
 def test_nonsense_in_the_address_is_said(page: Page) -> None:
     mount(page, "scaling-calculator", query="?sizing=ranks:many")
-    expect(page.get_by_role("alert")).to_have_text(
+    expect(page.get_by_role("alert").locator("visible=true")).to_have_text(
         "The address has ranks:many, expected a whole number from 1 to 16384. "
         "These are the defaults."
     )
@@ -941,13 +1076,13 @@ def test_nonsense_in_the_address_is_said(page: Page) -> None:
 
 def test_worked_sizings_say_what_they_lead_to(page: Page) -> None:
     mount(page, "scaling-calculator")
-    expect(page.locator(".worked")).to_contain_text("34 billion tokens take 10 days on one H100")
+    expect(page.locator(".worked")).to_contain_text("34 billion tokens take 12 days on one H100")
     page.get_by_role("link", name="on two nodes", exact=True).focus()
     page.keyboard.press("Enter")
-    expect(page.locator(".worked")).to_contain_text("15 hours on 16 (efficiency")
+    expect(page.locator(".worked")).to_contain_text("19 hours on 16 (efficiency")
     expect(page.get_by_role("link", name="on two nodes", exact=True)).to_be_focused()
     assert page.get_by_role("slider").get_attribute("aria-valuetext") == "16"
-    page.get_by_label("Parameters").fill("1701")
+    page.get_by_label("Bucket").fill("26")
     expect(page.locator(".worked")).to_be_hidden()
     page.get_by_role("link", name="one card").click()
     expect(page.locator(".worked")).to_contain_text("two are slower than one")
