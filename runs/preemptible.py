@@ -1,20 +1,21 @@
 """Train, save, leave when told to, go on when started again, in plain torch.
 
+SIGTERM, or a file `leave` in the folder, asks it to go. All machines see the folder.
 torchrun --standalone --nproc_per_node=2 runs/preemptible.py build/job
-
-All machines see the same folder. A file `leave` in it asks the training to go.
 """
 
+import fcntl
 import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 STEPS, SAVE_EVERY, LOOK_EVERY = 400, 100, 10
+signals: list[int] = []
 
 
 def start() -> torch.device:
@@ -27,35 +28,76 @@ def start() -> torch.device:
     return device
 
 
+def largest(number: float, device: torch.device) -> float:
+    """The largest of all ranks' numbers."""
+    result = torch.tensor(float(number), dtype=torch.float64, device=device)
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return result.item()
+
+
 def told_to_leave(folder: Path, device: torch.device) -> bool:
-    """Rank 0 looks and tells the others: all leave after the same step."""
-    told = torch.tensor(float((folder / "leave").exists()), device=device)
-    dist.broadcast(told, src=0)
-    return bool(told.item())
+    """One rank that has been told is enough: all leave after the same step."""
+    return largest(bool(signals) or (folder / "leave").exists(), device) > 0
 
 
-def save(path: Path, state: dict[str, object]) -> None:
-    """Rank 0 writes beside the old file, then takes its place."""
+def refuse(problem: str) -> None:
+    sys.exit(problem if dist.get_rank() == 0 else 1)
+
+
+def claim(folder: Path) -> None:
+    """A lock on the folder, until this process ends."""
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"another job trains in {folder}")
+
+
+def load(path: Path, device: torch.device) -> dict[str, object]:
+    """The checkpoint, if all ranks see the same: a shared folder may show some an old one."""
+    state = {"step": 0}
+    if path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+    if largest(state["step"], device) != -largest(-state["step"], device):
+        refuse(f"not all ranks see the checkpoint of step {state['step']}")
+    return state
+
+
+def save(path: Path, state: dict[str, object], device: torch.device) -> None:
+    """Rank 0 writes beside the old file, then takes its place. All leave if it cannot."""
+    problem = None
     if dist.get_rank() == 0:
-        torch.save(state, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
+        unfinished = path.with_suffix(".new")
+        try:
+            with unfinished.open("wb") as file:
+                torch.save(state, file)
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's own
+            unfinished.unlink(missing_ok=True)
+            problem = error
+    if largest(problem is not None, device):
+        refuse(f"cannot save step {state['step']}: {problem}")
 
 
 def main(folder: Path) -> None:
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     device = start()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "checkpoint.pt"
+    if dist.get_rank() == 0:
+        claim(folder)
+    torch.manual_seed(0)
     model = nn.Linear(64, 64).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    step = 0
-    if path.exists():
-        state = torch.load(path, map_location=device, weights_only=True)
+    state = load(folder / "checkpoint.pt", device)
+    step = state["step"]
+    if step:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-    ddp = DistributedDataParallel(model)
+    ddp = nn.parallel.DistributedDataParallel(model)
     leaving = False
     while step < STEPS and not leaving:
+        torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
         ddp(torch.randn(32, 64, device=device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -63,10 +105,12 @@ def main(folder: Path) -> None:
         leaving = step % LOOK_EVERY == 0 and told_to_leave(folder, device)
         if leaving or step % SAVE_EVERY == 0:
             state = {"model": model.state_dict(), "step": step}
-            save(path, {**state, "optimizer": optimizer.state_dict()})
+            state["optimizer"] = optimizer.state_dict()
+            save(folder / "checkpoint.pt", state, device)
+    all_done = largest(step < STEPS, device) == 0
     if dist.get_rank() == 0:
         print(f"step {step} of {STEPS}", flush=True)
-        if step == STEPS:
+        if all_done:
             (folder / "done").touch()
     del ddp  # after its group it can hang: torch waits for gloo, gloo for Python
     dist.destroy_process_group()
