@@ -133,6 +133,28 @@ def messages(files: Sequence[Path]) -> list[Row]:
     return rows
 
 
+def phases(files: Sequence[Path]) -> list[Row]:
+    """Of each step, the time from the start of its first message to the end of its last."""
+    [trace] = read_devices(files[0])
+    rows = []
+    for step in trace.steps:
+        work = of_step(trace, step)
+        sent = [item for item in work if item.message]
+        begin = sent[0].start
+        end = sent[-1].end
+        inside = [item.interval for item in work if begin <= item.start < end]
+        rows.append(
+            {
+                "step": step.removeprefix("ProfilerStep#"),
+                "messages": str(len(sent)),
+                "span_ms": milli(end - begin),
+                "messages_ms": milli(length(item.interval for item in sent)),
+                "idle_ms": milli(end - begin - length(inside)),
+            }
+        )
+    return rows
+
+
 def events_of(step: str) -> Callable[[Sequence[Path]], list[Row]]:
     """All that ran on the device in a step, and what the host did meanwhile."""
 
@@ -241,6 +263,32 @@ def _part(part: str, seconds: float, calls: int = 1) -> Row:
     return {"part": part, "calls": str(calls), "duration_ms": milli(seconds)}
 
 
+def bounds(files: Sequence[Path]) -> list[Row]:
+    """How many times as fast the step would be at most without each of its parts."""
+    host = read_trace(files[0])
+    step = _step(host, A100_STEP)
+    period = step.end - step.start
+    [device] = read_devices(files[0])
+    found = figures(of_step(device, A100_STEP))
+    busy = found.span - found.idle.total
+    host_ms = {row["part"]: float(row["duration_ms"]) for row in host_parts(files)}
+    parts = {
+        "time in which the GPU has no work": period - busy,
+        BUFFERS: host_ms[BUFFERS] / 1e3,
+        OUT_OF_BUCKETS: host_ms[OUT_OF_BUCKETS] / 1e3,
+        "exposed messages": found.exposed,
+    }
+    return [
+        {
+            "part": part,
+            "duration_ms": milli(seconds),
+            "share_percent": f"{100 * seconds / period:.1f}",
+            "at_most": f"{period / (period - seconds):.2f}",
+        }
+        for part, seconds in parts.items()
+    ]
+
+
 # Several ranks
 
 
@@ -326,8 +374,10 @@ MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
     "resnet50_2xa100_steps": steps,
     "resnet50_2xa100_messages": messages,
     "resnet50_2xa100_host": host_parts,
+    "resnet50_2xa100_bounds": bounds,
     "resnet50_2xa100_events": events_of(A100_STEP),
     "compiled_2xv100_steps": steps,
+    "compiled_2xv100_phases": phases,
     "compiled_2xv100_events": events_of(V100_STEP),
     "dlrm_8xv100_ranks": ranks,
     "dlrm_8xv100_collectives": collectives_of_ranks,
