@@ -36,10 +36,11 @@ export function streams() {
       class: name, style: { left: `${(100 * start) / seconds}%`, width: `${(100 * (end - start)) / seconds}%` },
     }, (end - start) * pixels > LETTER * text.length ? text : "");
     const made = passes(spans).filter((pass) => pass.end > pass.start);
-    const computed = made.at(-1)?.end ?? 0;
+    const gaps = made.map((pass, i) => ({ start: pass.end, end: made[i + 1]?.start ?? seconds }))
+      .filter(({ start, end }) => end > start * (1 + 1e-9));
     compute.replaceChildren(
       ...made.map((pass) => place(`pass ${pass.word}`, pass, pass.word)),
-      ...(seconds > computed * (1 + 1e-9) ? [place("waits", { start: computed, end: seconds }, "waits")] : []));
+      ...gaps.map((gap) => place("waits", gap, "waits")));
     const sent = spans.filter((span) => span.stream === "communication");
     const bars = sent.length <= MOST_BARS ? sent : [{ start: sent[0].start, end: sent.at(-1).end }];
     link.replaceChildren(...bars.filter((bar) => bar.end > bar.start).map((bar) => place("message", bar)));

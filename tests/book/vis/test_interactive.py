@@ -1004,7 +1004,7 @@ def test_without_overlap_backward_waits_longer(page: Page) -> None:
 def test_the_calculator_follows_its_controls(page: Page) -> None:
     mount(page, "scaling-calculator")
     result = page.locator(".results div")
-    gpu = page.get_by_label("GPU", exact=True)
+    gpu = page.locator("fieldset select").first
     expect(gpu).to_have_value("0")
     expect(result.first).to_contain_text("it fits")
     ranks = page.get_by_role("slider")
