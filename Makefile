@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test site-to-test is-exercise is-stage test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults fuzz soak constraints clean
+.PHONY: help site serve preview test site-to-test is-exercise is-stage test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults cluster fuzz soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -119,6 +119,10 @@ bench: ready-test ## time the DDPs and the ring beside torch's, as ratios (takes
 
 faults: ready-test ## break trainings in every way, and count what survives (REPEAT=20, SEED=1)
 	@$(BIN)/python runs/faults.py $(if $(REPEAT),--repeat $(REPEAT)) $(if $(SEED),--seed $(SEED))
+
+cluster: ready-test ## queue the runbook's batch script on a SLURM of this machine (as root; slurm-wlm, munge)
+	@$(BIN)/pytest tests/endurance/test_cluster.py tests/endurance/test_preemptible.py
+	@$(BIN)/python runs/13-slurm.py
 
 fuzz: ready-test ## run programs from a grammar on both classes and one process (PROGRAMS=10000, SEED=1)
 	@$(BIN)/python -m tests.endurance.fuzz $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(SEED),--seed $(SEED))
