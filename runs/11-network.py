@@ -11,7 +11,7 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 
 from book import LINE, MUTED, RANK_COLORS, figure, provenance, record, table
-from instruments import h100, job, measurements, predictions
+from instruments import h100, job, measurements, predictions, tensors
 from instruments.cost import bus_bandwidth, ring_all_reduce_bytes
 from instruments.job import EIGHT_CARDS, ONE_CARD, PEAK
 from instruments.network import volume
@@ -188,10 +188,35 @@ record(
 #
 # The largest SmolLM2, of 1.7 billion parameters, with 4,096 tokens on each H100, which reaches 40 %
 # of its peak. The nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of
-# 100 Gb/s. DDP never divides a gradient, so these are the messages:
+# 100 Gb/s. What a rank holds when backward begins, beside an H100's 80 GB, and the same for Llama-3
+# 8B:
+
+# %% name="job-memory"
+COLUMNS = {"SmolLM2-1.7B": tensors.SMOLLM2_1_7B, "Llama-3 8B": tensors.LLAMA_3_8B}
+held = {
+    name: job.memory(config, tensors.llama(name, config).elements)
+    for name, config in COLUMNS.items()
+}
+needed = {name: sum(sizes.values()) for name, sizes in held.items()}
+record(job_memory_gb=needed["SmolLM2-1.7B"] / 1e9)
+table(
+    [
+        *(
+            [what, *(f"{held[name][what] / 1e9:.1f}" for name in held)]
+            for what in held["Llama-3 8B"]
+        ),
+        ["in all", *(f"{size / 1e9:.1f}" for size in needed.values())],
+    ],
+    ["GB on each rank", *COLUMNS],
+    "lrr",
+)
+assert needed["SmolLM2-1.7B"] < 80e9 < needed["Llama-3 8B"], "one fits, the other does not"
+
+# %% [markdown]
+# DDP never divides a gradient, so these are the messages:
 
 # %% name="job-buckets"
-sizes = job.bucket_bytes()
+sizes = job.bucket_sizes()
 table(
     [
         [

@@ -4,10 +4,17 @@ from typing import NamedTuple
 
 from instruments import h100
 from instruments.h100 import PEAK, REACHED
+from instruments.memory import (
+    activation_bytes,
+    bucket_bytes,
+    bytes_per_parameter,
+    cast_bytes,
+    logit_bytes,
+)
 from instruments.network import NODES, Network, gpu_node
 from instruments.scaling import scaling_efficiency
 from instruments.simulator import NO_COPIES, Copies, Step, buckets, simulate
-from instruments.tensors import MODELS, compute_seconds, layers
+from instruments.tensors import MODELS, Llama, compute_seconds, layers
 from miniddp.bucket import MIB
 
 MODEL = MODELS["smollm2-1.7b"]
@@ -94,9 +101,24 @@ def plan(cap: int) -> list[list[int]]:
     return buckets(LAYERS, cap, first)
 
 
-def bucket_bytes(cap: int = 25 * MIB) -> list[int]:
+def bucket_sizes(cap: int = 25 * MIB) -> list[int]:
+    """Bytes of each bucket."""
     sizes = [size for layer in LAYERS for size in layer.gradient_bytes]
     return [sum(sizes[i] for i in bucket) for bucket in plan(cap)]
+
+
+def memory(config: Llama, elements: int) -> dict[str, int]:
+    """Bytes on a rank of DDP when backward begins, in float32 under autocast."""
+    each = bytes_per_parameter("adam")
+    return {
+        "parameters": each.parameters * elements,
+        "gradients": each.gradients * elements,
+        "buckets": bucket_bytes(elements, each.gradients, views=False),
+        "AdamW's moments": each.optimizer * elements,
+        "activations": activation_bytes(config, TOKENS),
+        "casts of the weights": cast_bytes(config, elements),
+        "logits": logit_bytes(config.vocab_size, TOKENS),
+    }
 
 
 def hours(gpus: int, job: Step) -> float:

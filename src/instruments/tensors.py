@@ -310,6 +310,7 @@ def resnet50(title: str) -> Model:
 
 SMOLLM2_360M = Llama(960, 2560, 32, 15, 5, 49152)
 SMOLLM2_1_7B = Llama(2048, 8192, 24, 32, 32, 49152)
+LLAMA_3_8B = Llama(4096, 14336, 32, 32, 8, 128256, tied=False)
 
 MODELS: dict[str, Model] = {
     "resnet-50": resnet50("ResNet-50"),
@@ -320,8 +321,6 @@ MODELS: dict[str, Model] = {
     "smollm2-360m": llama("SmolLM2-360M", SMOLLM2_360M),
     "smollm2-360m-classifier": llama("SmolLM2-360M, classifier", SMOLLM2_360M, 2),
     "smollm2-1.7b": llama("SmolLM2-1.7B", SMOLLM2_1_7B),
-    "llama-3-8b": llama(
-        "Llama-3 8B", Llama(4096, 14336, 32, 32, 8, 128256, tied=False)
-    ),
+    "llama-3-8b": llama("Llama-3 8B", LLAMA_3_8B),
 }
 """Models by name. The numbers are those of the published configurations."""

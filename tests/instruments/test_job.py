@@ -9,10 +9,10 @@ from miniddp.bucket import MIB
 
 
 def test_the_buckets_are_torchs_and_hold_every_gradient() -> None:
-    sizes = job.bucket_bytes()
+    sizes = job.bucket_sizes()
     assert (len(sizes), sizes[-1]) == (121, 384 * MIB)
     assert sum(sizes) == 4 * job.MODEL.elements
-    larger = job.bucket_bytes(100 * MIB)
+    larger = job.bucket_sizes(100 * MIB)
     assert min(larger[:-1]) >= 100 * MIB
     assert sum(larger) == 4 * job.MODEL.elements
 
@@ -51,7 +51,7 @@ def test_the_causes_add_up_to_what_a_step_loses(gpus: int) -> None:
 
 def test_gradients_of_two_bytes_are_messages_of_half_the_size() -> None:
     half = job.step(16, job.ONE_CARD, sent=2)
-    halved = [job.ONE_CARD.all_reduce_seconds(size / 2, 16) for size in job.bucket_bytes()]
+    halved = [job.ONE_CARD.all_reduce_seconds(size / 2, 16) for size in job.bucket_sizes()]
     assert half.communication == pytest.approx(sum(halved))
 
 

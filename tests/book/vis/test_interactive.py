@@ -617,7 +617,7 @@ def test_the_calculator_opens_on_an_h100_node(compute: Compute) -> None:
             "scaling-calculator", "step", [[{**defaults, "stolen": 100 * h100.STOLEN}, gpus]]
         )
         job_step = job.step(gpus, job.EIGHT_CARDS)
-        assert found["sizes"] == job.bucket_bytes()
+        assert found["sizes"] == job.bucket_sizes()
         assert found["seconds"] == close(job_step.seconds)
         assert found["compute"] == close(job_step.compute)
 
