@@ -62,6 +62,7 @@ class Bucket:
             piece.as_strided(parameters[i].shape, strides[i])
             for i, piece in zip(self.indices, pieces, strict=True)
         ]
+        self._aliases = [view.detach() for view in self._views]
 
     def index(self) -> int:
         return self._index
@@ -80,6 +81,21 @@ class Bucket:
 
     def parameters(self) -> list[Tensor]:
         return self._parameters
+
+    def aliases(self) -> list[Tensor]:
+        """What `.grad` becomes where it shall be a view, the same each time."""
+        return self._aliases
+
+    def renew_aliases(self) -> None:
+        """For a user may have let one point elsewhere, by `.grad.data = …`."""
+        for i, view in enumerate(self._views):
+            if not same_memory(self._aliases[i], view):
+                self._aliases[i] = view.detach()
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether both begin at the same address."""
+    return one.data_ptr() == other.data_ptr()
 
 
 def dense_stride(parameter: Tensor) -> tuple[int, ...]:

@@ -25,7 +25,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from miniddp.bucket import Bucket, build_buckets, dense_stride
+from miniddp.bucket import (
+    Bucket,
+    build_buckets,
+    dense_stride,
+    same_memory,
+)
 from miniddp.ddp import checks
 from miniddp.ddp.outputs import tensors_with_graph
 from miniddp.hooks import Hook, wait_for
@@ -132,7 +137,7 @@ class Reducer:
         self.in_backward = False
         self.too_late = False
         self.backwards += 1
-        if self.expecting:  # some gradient has not come
+        if self.expecting and len(self.launched) < len(self.buckets):
             self.check_parameters(range(len(self.parameters)))
 
     def check_parameters(self, indices: Iterable[int]) -> None:
@@ -183,9 +188,22 @@ class Reducer:
         if not self.comm_hook:  # else the hook divides
             bucket.buffer().mul_(1 / self.world_size)
         if self.as_views:
-            for parameter, view in zip(parameters, views, strict=True):
-                if parameter.grad is not None:
-                    parameter.grad = view.detach()
+            self.point_to_bucket(bucket, gradients)
+
+    def point_to_bucket(
+        self, bucket: Bucket, gradients: Sequence[Tensor]
+    ) -> None:
+        """Let each `.grad` that there is lie in the bucket."""
+        bucket.renew_aliases()
+        for parameter, gradient, view, alias in zip(
+            bucket.parameters(),
+            gradients,
+            bucket.gradients(),
+            bucket.aliases(),
+            strict=True,
+        ):
+            if gradient is not view:  # the view stands for None
+                parameter.grad = alias
 
     def launch(self, bucket: Bucket) -> Any:
         """Start to average the bucket; what to wait for."""
@@ -209,14 +227,18 @@ class Reducer:
         """Let `.grad` be the mean, for all parameters of the bucket at once."""
         gradients = []
         means = []
-        for i, view in zip(bucket.indices, bucket.gradients(), strict=True):
-            if i in self.unused_everywhere:
-                continue
-            parameter = self.parameters[i]
+        for i, parameter, view, alias in zip(
+            bucket.indices,
+            bucket.parameters(),
+            bucket.gradients(),
+            bucket.aliases(),
+            strict=True,
+        ):
             gradient = parameter.grad
+            if gradient is alias or i in self.unused_everywhere:
+                continue
             if gradient is None:
-                mean = view.detach() if self.as_views else view.clone()
-                parameter.grad = mean
+                parameter.grad = alias if self.as_views else view.clone()
             elif not self.as_views:
                 gradients.append(gradient)
                 means.append(view)
@@ -252,11 +274,6 @@ def views_of(buckets: Sequence[Bucket]) -> dict[int, Tensor]:
         for bucket in buckets
         for i, view in zip(bucket.indices, bucket.gradients(), strict=True)
     }
-
-
-def same_memory(gradient: Tensor, view: Tensor) -> bool:
-    """Whether the gradient lies in its bucket."""
-    return gradient.data_ptr() == view.data_ptr()
 
 
 def after_backward(fn: Callable[[], None]) -> None:
