@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anywhere
 
@@ -105,10 +106,10 @@ def _cell(kind: str, name: str | None, lines: list[str], start: int, where: str)
 class Module:
     """The names that one file defines and imports; ``tree`` is its code as far as it acts."""
 
-    def __init__(self, name: str, path: Path):
+    def __init__(self, name: str, path: Path, source: str | None = None):
         self.name = name
         self.path = path
-        self.source = path.read_text(encoding="utf-8")
+        self.source = path.read_text(encoding="utf-8") if source is None else source
         try:
             tree: ast.AST = ast.parse(self.source)
         except SyntaxError as error:
@@ -440,6 +441,17 @@ def own_digest(root: Path, run: str) -> str:
     """The digest of a run's own code cells alone."""
     name = f"runs/{run}.py"
     return digest_of(own_code(Module(name, root / name)))
+
+
+def of_notebook(notebook: dict[str, Any]) -> str:
+    """The digest of the code cells that a recording holds, as ``own_digest`` gives that of a run."""
+    text = ""
+    for cell in notebook["cells"]:
+        name = cell["metadata"].get("name")
+        if cell["cell_type"] == "code" and name != anywhere.NAME:
+            said = f' name="{name}"' if name else ""
+            text += f"# %%{said}\n{''.join(cell['source'])}\n"
+    return digest_of(own_code(Module("runs/run.py", Path("run.py"), text)))
 
 
 def own_code(run: Module) -> list[ast.AST]:

@@ -77,7 +77,7 @@ def record(root: Path, run: str, options: argparse.Namespace, deadline: float) -
             "world_size": facts["provenance"]["world_size"],
             "backend": facts["provenance"]["backend"],
             "versions": versions(facts, reach.files),
-            "data": data_used(facts["data"]),
+            "data": facts["data"] and {"source": facts["data"], "name": DATA[facts["data"]]},
             "commit": commit,
             "date": today(),
             "command": command_of(run, kind, facts["data"]),
@@ -160,10 +160,6 @@ def versions(facts: dict[str, Any], files: list[Path]) -> dict[str, str]:
     if facts["cuda"]:
         found["cuda"] = facts["cuda"]
     return found
-
-
-def data_used(source: str | None) -> dict[str, str] | None:
-    return None if source is None else {"source": source, "name": DATA[source]}
 
 
 def commit_of(root: Path, files: list[Path], given: str | None) -> str:
@@ -277,6 +273,8 @@ def merge(root: Path, path: Path) -> str:
     run, kind = carried["run"], carried["kind"]
     if problems := [*check.problems(root, path, check.history(root))]:
         raise RecordError(problems[0])
+    if digest.of_notebook(notebook) != carried["symbols"][f"runs/{run}.py"]:
+        raise RecordError("its code was altered after it was recorded")
     is_stale = carried["symbols"] != digest.symbols(root, run)
     if is_stale and check.freshness(root, run, kind)[0] == "fresh":
         raise RecordError("it is stale, and the recording that is there is fresh")

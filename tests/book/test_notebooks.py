@@ -128,3 +128,13 @@ def test_a_notebook_runs_in_an_empty_folder_and_leaves_a_recording(
     done = subprocess.run(merge, cwd=tmp_path / "published", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("fresh")
+
+    altered = json.loads(brought.read_text())
+    own_code = [cell for cell in altered["cells"][1:] if cell["cell_type"] == "code"]
+    own_code[0]["source"] = ["print('another experiment')"]
+    brought.write_text(json.dumps(altered))
+    done = subprocess.run(merge, cwd=tmp_path / "published", capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (
+        done.stderr == f"record.py: {RUN}.cpu.ipynb: its code was altered after it was recorded\n"
+    )
