@@ -85,6 +85,7 @@ def test_the_restored_model_computes_what_the_saved_one_did(program):
     reentrant.checkpoint_not_reentrant,
     reentrant.checkpoint_reentrant,
     near_misses.checkpoint_what_is_detached,
+    near_misses.checkpoint_the_first_layer_without_a_graph,
 )
 def test_checkpointing_does_not_change_the_gradients(program):
     without = run_ranks(reentrant.checkpoint_reentrant, 2, None)
@@ -96,6 +97,7 @@ def test_checkpointing_does_not_change_the_gradients(program):
     branch.evaluate_on_all_ranks,
     branch.evaluate_on_rank_0,
     near_misses.evaluate_on_rank_0_with_company,
+    near_misses.evaluate_the_own_batch,
 )
 def test_every_rank_gets_the_evaluation_of_all_data(program):
     model = small_model()
@@ -116,13 +118,23 @@ def test_ranks_with_unequal_batches_end_with_equal_weights(program):
         assert spread == 0
 
 
-@keeps_cured(stop.stop_together, stop.stop_alone, near_misses.ask_only_when_done)
+@keeps_cured(
+    stop.stop_together,
+    stop.stop_alone,
+    near_misses.ask_only_when_done,
+    near_misses.wait_before_leaving,
+)
 def test_all_ranks_stop_after_the_same_step(program):
     first, second = program()
     assert first == second < 40
 
 
-@keeps_cured(same.read_own_part, same.read_everything, near_misses.shuffle_by_rank)
+@keeps_cured(
+    same.read_own_part,
+    same.read_everything,
+    near_misses.shuffle_by_rank,
+    near_misses.every_second_of_an_own_order,
+)
 def test_each_sample_is_read_by_one_rank(program):
     first, second = program()
     assert sorted(first + second) == list(range(same.SAMPLES))
@@ -142,6 +154,7 @@ def test_each_replica_is_what_one_process_learns_from_all_data(program):
     unfreeze.wrap_again_after_unfreezing,
     unfreeze.unfreeze_after_wrapping,
     near_misses.find_what_is_unused,
+    near_misses.add_up_what_is_unfrozen,
 )
 def test_the_unfrozen_layer_learns_from_all_data(program):
     model = small_model()
@@ -153,7 +166,12 @@ def test_the_unfrozen_layer_learns_from_all_data(program):
         torch.testing.assert_close(found, weights(model))
 
 
-@keeps_cured(clip.synchronise_then_clip, clip.clip_then_synchronise, near_misses.clip_to_a_share)
+@keeps_cured(
+    clip.synchronise_then_clip,
+    clip.clip_then_synchronise,
+    near_misses.clip_to_a_share,
+    near_misses.clip_each_parameter,
+)
 def test_the_clipped_gradient_is_that_of_one_process(program):
     expected = clip.clipped_alone()
     for gradient in program():
