@@ -68,7 +68,10 @@ def joined_batches(count: int) -> list[Tensor]:
 
 
 @keeps_cured(
-    early.load_after_the_barrier, early.load_too_early, near_misses.barrier_before_the_save
+    early.load_after_the_barrier,
+    early.load_too_early,
+    near_misses.barrier_before_the_save,
+    near_misses.save_on_every_rank,
 )
 def test_every_rank_loads_the_checkpoint_of_rank_0(program, tmp_path):
     first, second = program(str(tmp_path))
@@ -141,7 +144,10 @@ def test_each_sample_is_read_by_one_rank(program):
 
 
 @keeps_cured(
-    around.call_the_wrapper, around.call_the_module, near_misses.copy_the_weights_at_the_end
+    around.call_the_wrapper,
+    around.call_the_module,
+    near_misses.copy_the_weights_at_the_end,
+    near_misses.call_the_wrapper_without_gradients,
 )
 def test_each_replica_is_what_one_process_learns_from_all_data(program):
     model = small_model()
@@ -194,14 +200,20 @@ def test_the_running_statistics_are_those_of_all_data(program):
 
 
 @keeps_cured(
-    nan.skip_the_step_together, nan.step_with_whatever_comes, near_misses.look_at_the_own_loss
+    nan.skip_the_step_together,
+    nan.step_with_whatever_comes,
+    near_misses.look_at_the_own_loss,
+    near_misses.clip_and_step,
 )
 def test_a_bad_batch_on_one_rank_leaves_the_weights_finite(program):
     assert all(program())
 
 
 @keeps_cured(
-    straggler.shards_dealt_in_turn, straggler.shards_in_blocks, near_misses.shards_from_both_ends
+    straggler.shards_dealt_in_turn,
+    straggler.shards_in_blocks,
+    near_misses.shards_from_both_ends,
+    near_misses.blocks_that_are_shuffled,
 )
 def test_ranks_read_about_as_many_tokens(program):
     tokens = [times["tokens"] for times in program()]
