@@ -15,7 +15,7 @@ from instruments.batch_job import BatchJob, batch_script, changed
 from instruments.cluster import Cluster, slurm, wait_for
 
 provenance(device="cpu", world_size=2, backend="gloo")
-print(subprocess.run(["sinfo", "--version"], capture_output=True, text=True).stdout.strip())
+print(subprocess.run(["slurmctld", "-V"], capture_output=True, text=True).stdout.strip())
 SCRIPT = batch_script(Path("appendix/runbook.qmd"))
 PROGRAM = Path("runs/preemptible.py").read_text(encoding="utf-8")
 
@@ -81,7 +81,8 @@ def preempted_for_good(cluster: Cluster, job: BatchJob) -> str:
     urgent = cluster.submit(URGENT)
     job.until(urgent, "COMPLETED")
     assert f"step {job.step()} of" in job.said(), "it has left"
-    return f"saves, leaves; its state is {cluster.job(number)['JobState']}"
+    assert cluster.job(number)["Restarts"] == "0"
+    return "saves, leaves, is not queued again"
 
 
 def cancelled(cluster: Cluster, job: BatchJob) -> str:
