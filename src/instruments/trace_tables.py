@@ -38,8 +38,8 @@ def micro(seconds: float) -> str:
 
 
 def milli(seconds: float) -> str:
-    """Milliseconds, to the microsecond."""
-    return f"{1e3 * seconds:.3f}"
+    """Milliseconds, to ten microseconds."""
+    return f"{1e3 * seconds:.2f}"
 
 
 def sources() -> dict[str, dict[str, str]]:
