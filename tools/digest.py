@@ -444,7 +444,7 @@ def own_digest(root: Path, run: str) -> str:
 
 
 def of_notebook(notebook: dict[str, Any]) -> str:
-    """The digest of the code cells that a recording holds, as ``own_digest`` gives that of a run."""
+    """The digest of the code cells that a recording holds, as ``own_digest`` of its run."""
     text = ""
     for cell in notebook["cells"]:
         name = cell["metadata"].get("name")
