@@ -186,68 +186,31 @@ function putNeedsBeforeQuotes() {
 
 // Search --------------------------------------------------------------------------------------
 
-const GLASS = '<svg class="aa-SubmitIcon" viewBox="0 0 16 16" width="20" height="20" fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" aria-hidden="true"><circle cx="7" cy="7" r="4.5"/><path d="m10.5 10.5 4 4"/></svg>';
-const STAND_IN = `<div class="aa-Autocomplete"><form class="aa-Form d-flex" role="search">
-  <div class="aa-InputWrapperPrefix"><div class="aa-Label"><div class="aa-SubmitButton" style="padding: 0 6px">${GLASS}</div></div></div>
-  <div class="aa-InputWrapper"><input class="aa-Input" type="search" aria-label="Search" autocomplete="off"></div>
-</form></div>`;
+const GLASS = '<svg viewBox="0 0 16 16" fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" aria-hidden="true"><circle cx="7" cy="7" r="4.5"/><path d="m10.5 10.5 4 4"/></svg>';
 
-// Its scripts (theme/trim.lua marks them) come with the first use. Until then a box stands in.
-function searchOnDemand() {
-  const place = document.querySelector("#quarto-search");
-  const waiting = [...document.querySelectorAll("script[data-search]")];
-  if (!place || !waiting.length) return;
+// Its script and its index come with the first use.
+async function openSearch() {
+  const { open } = await import("./search.js");
+  open(new URLSearchParams(location.search).get("q") ?? "");
+}
 
-  const run = (source) => new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.addEventListener("load", resolve);
-    script.addEventListener("error", reject);
-    script.src = source;
-    document.head.append(script);
-  });
-
-  // Quarto's script waits for the page to be parsed, which it is by now.
-  async function start() {
-    const late = [];
-    document.addEventListener = function (name, listener, ...rest) {
-      if (name === "DOMContentLoaded") late.push(listener);
-      else EventTarget.prototype.addEventListener.call(this, name, listener, ...rest);
-    };
-    try {
-      for (const { dataset } of waiting) await run(dataset.search);
-    } finally {
-      delete document.addEventListener;
-    }
-    place.replaceChildren();
-    for (const listener of late) listener.call(document, new Event("DOMContentLoaded"));
+function addSearch() {
+  for (const place of document.querySelectorAll("[data-search-slot], #quarto-search")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "search-button";
+    button.innerHTML = `${GLASS}Search<kbd>/</kbd>`;
+    button.addEventListener("click", openSearch);
+    place.replaceWith(button);
   }
-
-  let started;
-  const open = async () => {
-    started ??= start();
-    await started;
-    window.quartoOpenSearch();
-  };
-
-  place.classList.add("type-textbox");
-  place.innerHTML = STAND_IN;
-  const input = place.querySelector("input");
-  place.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
-  input.addEventListener("focus", async () => {
-    await open();
-    const real = document.querySelector(".aa-Input");
-    real.value = input.value;
-    real.dispatchEvent(new Event("input", { bubbles: true }));
-    real.focus();
+  document.querySelector(".quarto-search-button")?.addEventListener("click", openSearch);
+  document.addEventListener("keydown", (event) => {
+    const busy = event.target.closest?.("input, select, textarea, dialog, [contenteditable]");
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || busy) return;
+    event.preventDefault();
+    openSearch();
   });
-
-  window.quartoOpenSearch = open; // Quarto's button calls it; its script puts its own in this place
-  const keys = JSON.parse(document.querySelector("#quarto-search-options")?.textContent ?? "{}")["keyboard-shortcut"] ?? [];
-  document.addEventListener("keyup", (event) => {
-    const busy = document.activeElement.matches("input, select, textarea, button, option, [contenteditable]");
-    if (!started && !busy && keys.includes(event.key)) open();
-  });
-  if (/[?&](q|show-results)=/.test(location.search)) started ??= start();
+  if (new URLSearchParams(location.search).has("q")) openSearch();
 }
 
 // Reading without a mouse -----------------------------------------------------------------------
@@ -265,8 +228,12 @@ function layOut() {
   alignNotes();
 }
 
-// Quarto's page frame, told apart for screen readers.
+// Quarto's page frame, told apart for screen readers. Its menus hold the header still by a script in the page,
+// which the content security policy does not run.
 function nameLandmarks() {
+  for (const menu of document.querySelectorAll("#quarto-header [data-bs-toggle=collapse]")) {
+    menu.addEventListener("click", () => window.quartoToggleHeadroom?.());
+  }
   document.querySelector("#quarto-sidebar")?.setAttribute("aria-label", "Chapters");
   document.querySelector("#TOC")?.setAttribute("aria-label", "On this page");
   document.querySelector(".quarto-secondary-nav")?.setAttribute("aria-label", "Page header");
@@ -299,7 +266,7 @@ document.addEventListener("keydown", (event) => {
 addToggles();
 putNeedsBeforeQuotes();
 nameLandmarks();
-searchOnDemand();
+addSearch();
 document.querySelectorAll("[data-tip]").forEach(addTip);
 
 lightNotes();

@@ -1,8 +1,8 @@
 -- Quarto runs this after rendering the whole book (`project: post-render`). It halves a page's weight:
 -- style rules for classes and ids that are written nowhere in the site's pages and scripts go, and so
--- does the icon font (theme/book.scss draws the few icons in use). The scripts of the search, a fifth
--- of a page, wait until theme/book.js loads them with the first use. Ours, because PurgeCSS needs Node,
--- which Quarto does not bring.
+-- does the icon font (theme/book.scss draws the few icons in use) and Quarto's search (theme/search.js
+-- reads its index). Scripts inside the pages become files, so that the content security policy of
+-- theme/head.html lets them run. Ours, because PurgeCSS needs Node, which Quarto does not bring.
 
 local site = os.getenv("QUARTO_PROJECT_OUTPUT_DIR")
 if not site or not os.getenv("QUARTO_PROJECT_RENDER_ALL") then
@@ -76,15 +76,53 @@ for _, path in ipairs(everything) do
   end
 end
 
-local SEARCH = '<script[^>]-src="([^"]*/quarto%-search/[^"]*)"[^>]*></script>'
+local SEARCH = '<script[^>]-src="[^"]*/quarto%-search/[^"]*"[^>]*></script>'
+local POLICY = '<meta http%-equiv="Content%-Security%-Policy"[^>]*>\n?'
+
+local function setting(name) return read("_quarto.yml"):match("\n%s*" .. name .. ":%s*[\"']?([^\n\"']+)") end
+
+-- What search engines are told of a page: its one address, and what it is a part of.
+local function description(html, url)
+  local home = setting("site%-url"):gsub("/*$", "/")
+  local function text(pattern) return pandoc.utils.stringify(pandoc.read(html:match(pattern) or "", "html")) end
+  local data = {
+    ["@context"] = "https://schema.org",
+    ["@type"] = "TechArticle",
+    headline = text "<title>(.-)</title>",
+    description = text '<meta name="description" content="([^"]*)"',
+    url = home .. url,
+    isPartOf = { ["@type"] = "Book", name = setting "title", url = home },
+  }
+  local json = pandoc.json.encode(data):gsub("<", "\\u003c")
+  return ('<link rel="canonical" href="%s">\n<script type="application/ld+json">%s</script>\n'):format(data.url, json)
+end
+
+-- A page without scripts and handlers inside it, with the policy before all that it concerns.
+local function secured(html, url)
+  local up = html:match('src="([^"]*)site_libs/') or ""
+  local function outside(attributes, body)
+    if not body:find("%S") or attributes:find("json", 1, true) then return nil end
+    local name = ("site_libs/page/%s.js"):format(pandoc.utils.sha1(body):sub(1, 12))
+    write(pandoc.path.join { site, name }, body)
+    return ('<script%s src="%s%s" defer></script>'):format(attributes, up, name)
+  end
+  html = html:gsub(SEARCH, ""):gsub("<script([^>]*)>(.-)</script>", outside)
+  html = html:gsub("<%a[^<>]* onclick=[^<>]*>", function(tag) return (tag:gsub(' onclick="[^"]*"', "")) end)
+  local policy = html:match(POLICY) or ""
+  local head = url ~= "404.html" and description(html, url) or ""
+  html = html:gsub(POLICY, "")
+  return (html:gsub('<meta charset="utf%-8">\n?', function(charset) return charset .. policy .. head end, 1))
+end
+
+pandoc.system.make_directory(pandoc.path.join { site, "site_libs", "page" }, true)
 for _, path in ipairs(everything) do
   if path:match("bootstrap%-icons%.css$") then
     write(path, "/* The few icons in use are drawn by the theme. */\n")
-  elseif path:match("bootstrap%-icons%.woff2?$") then
+  elseif path:match("bootstrap%-icons%.woff2?$") or path:match("site_libs[/\\]quarto%-search[/\\]") then
     os.remove(path)
   elseif path:match("site_libs.*%.css$") then
     write(path, trim(read(path), names))
   elseif path:match("%.html$") then
-    write(path, (read(path):gsub(SEARCH, '<script type="text/plain" data-search="%1"></script>')))
+    write(path, secured(read(path), (pandoc.path.make_relative(path, site):gsub("\\", "/"))))
   end
 end

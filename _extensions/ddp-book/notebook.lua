@@ -24,8 +24,8 @@ local function fit_headings(blocks, kind)
   }
 end
 
-local function markdown_cell(source, kind)
-  return pandoc.Div(fit_headings(pandoc.read(source, "markdown").blocks, kind), { class = "nb-markdown" })
+local function markdown_cell(source, kind, fail)
+  return pandoc.Div(fit_headings(output.markdown(source, fail), kind), { class = "nb-markdown" })
 end
 
 local function code_cell(cell, source, one, fail)
@@ -54,7 +54,7 @@ function M.notebook(div, fail)
     for _, cell in ipairs(one.cells) do
       local source = recording.text(cell.source)
       if cell.cell_type == "markdown" then
-        blocks:insert(markdown_cell(source, one.kind))
+        blocks:insert(markdown_cell(source, one.kind, fail))
       elseif cell.cell_type == "code" and source:match("%S") and cell.metadata.name ~= ANYWHERE then
         blocks:insert(code_cell(cell, source, one, fail))
       end

@@ -11,6 +11,9 @@ local M = {}
 
 local RANKS = "application/vnd.miniddp.ranks+json"
 local VALUES = "application/vnd.miniddp.values+json"
+local TEXT_ONLY = "markdown-raw_html-raw_attribute-native_divs-native_spans-fenced_divs-bracketed_spans-link_attributes"
+  .. "-header_attributes-fenced_code_attributes-inline_code_attributes"
+local WEB = { https = true, mailto = true, repo = true }
 local RANK_COLOURS = 8
 local LONGEST_OF_THREE = 36 -- characters of a line that still stands beside two others
 
@@ -41,6 +44,17 @@ function M.figure(text, alt, fail)
   return pandoc.RawBlock("html", svg.element(text, "its figure", "aria-label", alt, fail))
 end
 
+-- Markdown that a run wrote: without HTML, without attributes, and with links that lead to the web or the book.
+function M.markdown(text, fail)
+  return pandoc.read(text, TEXT_ONLY).blocks:walk {
+    Link = function(link)
+      local scheme = link.target:match("^%s*(%a[%w+.-]*):")
+      if scheme and not WEB[scheme:lower()] then fail("a text of it links to " .. link.target) end
+    end,
+    Image = function(image) fail("a text of it loads " .. image.src) end,
+  }
+end
+
 local function values_table(values)
   local rows = {}
   for _, key in ipairs(sorted_keys(values)) do
@@ -58,7 +72,7 @@ local function display(output, alt_of, fail)
   local image = bundle(output, "image/svg+xml")
   if image then return { M.figure(image, alt_of(output), fail) } end
   local markdown = bundle(output, "text/markdown")
-  if markdown then return pandoc.read(markdown, "markdown").blocks end
+  if markdown then return M.markdown(markdown, fail) end
   if bundle(output, VALUES) then return nil end
   local text = bundle(output, "text/plain")
   return text and { text_block(text) } or fail("one of its outputs has no form that a page can show")

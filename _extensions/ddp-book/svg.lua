@@ -8,6 +8,20 @@ local OWN = {
   ["aria-label"] = true, ["aria-labelledby"] = true,
 }
 
+-- What draws nothing, but runs, loads or leads away.
+local HOSTILE = {
+  "<script", "<foreignobject", "<iframe", "<animate", "<set[%s>]", "%son%a+%s*=", "javascript:", "@import",
+  "href%s*=%s*[\"']%s*[^#\"'%s]", "url%(%s*[\"']?%s*[^#\"'%s]",
+}
+
+local function check(text, subject, fail)
+  text = text:lower():gsub("[\"']data:image/png;", "#")
+  for _, pattern in ipairs(HOSTILE) do
+    local found = text:match(pattern .. "[^<>]*")
+    if found then fail(("%s holds more than a picture: %s"):format(subject, found:sub(1, 40))) end
+  end
+end
+
 function M.escape(text)
   return (text:gsub('[&<>"]', { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }))
 end
@@ -16,6 +30,7 @@ end
 -- attribute that says what is to be seen.
 function M.element(text, subject, name, label, fail)
   text = text:gsub("<%?.-%?>", ""):gsub("<!%-%-.-%-%->", ""):gsub("<!DOCTYPE[^>]*>", "")
+  check(text, subject, fail)
   local root, body = text:match("<svg(%s[^>]*)>(.*)</svg>%s*$")
   if not root then fail(subject .. " is not an SVG") end
   local given, parts = {}, { ('<svg class="drawn" role="img" %s="%s"'):format(name, M.escape(label)) }

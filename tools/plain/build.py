@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pypandoc
 import yaml
@@ -33,6 +34,12 @@ HERE = Path(__file__).resolve().parent
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)"></x-ref>')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
+
+
+HEADING = re.compile(r"<h[1-4]([^>]*)>(.*?)</h[1-4]>", re.DOTALL)
+UNREAD = re.compile(r"<(script|style|svg|annotation|nav|noscript)\b.*?</\1>", re.DOTALL)
+SITEMAP = '<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{}</urlset>\n'
+NOT_FOUND = "404.qmd"  # no page of the book: a server shows it at any address
 
 
 class BuildError(Exception):
@@ -69,20 +76,31 @@ class Rendered:
 def build(source: Path, output: Path) -> None:
     """Build the book of the folder `source` into `output`, which is replaced."""
     config = read_config(source)
-    write_site(render_pages(list_pages(config, source), config, source), source, output)
+    write_site(render_pages(all_pages(config, source), config, source), source, output)
 
 
 def write_site(rendered: list[Rendered], source: Path, output: Path) -> None:
     targets = all_targets(rendered)
+    book = [entry for entry in rendered if entry.page.source != NOT_FOUND]
+    address = read_config(source)["book"].get("site-url", "")
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
         site = Path(folder) / "site"
-        for position, entry in enumerate(rendered):
-            text = resolve_references(entry, targets)
-            text = text.replace("<!--nav-->", navigation(rendered, entry.page))
-            text = text.replace("<!--pager-->", pager(rendered, position))
-            write(site / entry.page.url, text)
-        copy_assets(read_config(source), source, site)
+        index = []
         for entry in rendered:
+            text = resolve_references(entry, targets)
+            text = text.replace("<!--nav-->", navigation(book, entry.page))
+            text = text.replace("<!--pager-->", pager(book, entry))
+            write(site / entry.page.url, text)
+            index += sections(entry, text) if entry in book else []
+        write(site / "search.json", json.dumps(index, ensure_ascii=False))
+        write(
+            site / "sitemap.xml",
+            SITEMAP.format(
+                "".join(f"<url><loc>{address}/{entry.page.url}</loc></url>" for entry in book)
+            ),
+        )
+        copy_assets(read_config(source), source, site)
+        for entry in book:
             copy_linked_files(entry, source, site)
         replace_folder(site, output)
 
@@ -120,6 +138,12 @@ def list_pages(config: dict[str, Any], source: Path) -> list[Page]:
     if not pages:
         raise BuildError("_quarto.yml: book has no chapters")
     return pages
+
+
+def all_pages(config: dict[str, Any], source: Path) -> list[Page]:
+    """The pages in reading order, and the one for addresses that lead nowhere."""
+    missing = [Page(NOT_FOUND, None)] if (source / NOT_FOUND).is_file() else []
+    return list_pages(config, source) + missing
 
 
 def entries(items: list[Any], part: str | None, source: Path) -> Iterator[Page]:
@@ -202,7 +226,11 @@ def card(book: dict[str, Any]) -> str | None:
 def page_metadata(page: Page, config: dict[str, Any]) -> dict[str, Any]:
     book = config["book"]
     footer = book.get("page-footer") or {}
+    is_found = page.source != NOT_FOUND
     return {
+        "address": f"{book['site-url']}/" if book.get("site-url") and is_found else None,
+        "base": None if is_found else f"{urlsplit(book.get('site-url', '')).path}/",
+        "url": page.url,
         "page": page.source,
         "root": page.root,
         "lang": config.get("lang", "en"),
@@ -281,9 +309,12 @@ def relative(url: str, page: Page) -> str:
 
 def navigation(rendered: list[Rendered], current: Page) -> str:
     lines = []
-    for part, entries_of_part in itertools.groupby(rendered, lambda entry: entry.page.part):
+    for part, group in itertools.groupby(rendered, lambda entry: entry.page.part):
+        entries_of_part = list(group)
         if part and not part.endswith(".qmd"):
             lines.append(f'<p class="nav-part">{html.escape(part)}</p>')
+        elif part and part != current.part:  # its first page stands for the others
+            del entries_of_part[1:]
         lines.append("<ul>")
         for entry in entries_of_part:
             mark = ' aria-current="page"' if entry.page == current else ""
@@ -293,18 +324,40 @@ def navigation(rendered: list[Rendered], current: Page) -> str:
     return "\n".join(lines)
 
 
-def pager(rendered: list[Rendered], position: int) -> str:
-    current = rendered[position].page
+def pager(rendered: list[Rendered], entry: Rendered) -> str:
+    if entry not in rendered:
+        return ""
+    current, position = entry.page, rendered.index(entry)
     links = []
     for step, name, word in ((-1, "prev", "Previous"), (1, "next", "Next")):
         if not 0 <= position + step < len(rendered):
             continue
-        entry = rendered[position + step]
+        other = rendered[position + step]
         links.append(
-            f'<a class="{name}" rel="{name}" href="{relative(entry.page.url, current)}">'
-            f"<span>{word}</span> {entry.label}</a>"
+            f'<a class="{name}" rel="{name}" href="{relative(other.page.url, current)}">'
+            f"<span>{word}</span> {other.label}</a>"
         )
     return "\n".join(links)
+
+
+def plain_text(markup: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", markup)).split())
+
+
+def sections(entry: Rendered, text: str) -> Iterator[dict[str, str]]:
+    """What the search looks at, as in Quarto's search.json: a page's texts by their headings."""
+    body = UNREAD.sub(" ", text[text.index("<main") : text.index("</main>")])
+    _, *parts = HEADING.split(body)
+    for attributes, heading, content in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        name = re.search(r'id="([^"]+)"', attributes)
+        section = "" if 'class="title"' in attributes else plain_text(heading)
+        href = entry.page.url + (f"#{name[1]}" if name and section else "")
+        yield {
+            "href": href,
+            "title": plain_text(entry.title),
+            "section": section,
+            "text": plain_text(content),
+        }
 
 
 # Files -------------------------------------------------------------------------------------------

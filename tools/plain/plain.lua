@@ -186,6 +186,9 @@ function Pandoc(doc)
   if meta.footer then meta.footer = pandoc.List(meta.footer):map(function(text) return text:walk { Link = Link } end) end
   meta.pagetitle = pandoc.utils.stringify(title) .. " · " .. pandoc.utils.stringify(meta.book.title)
   meta["description-meta"] = pandoc.utils.stringify(description)
+  for name, text in pairs { headline = meta.pagetitle, description = meta["description-meta"] } do
+    meta[name .. "-json"] = pandoc.RawInline("html", (pandoc.json.encode(text):gsub("<", "\\u003c")))
+  end
   meta.title = pandoc.MetaInlines(title)
   meta["title-id"] = id
   meta.index = pandoc.RawInline("html", pandoc.json.encode {

@@ -17,7 +17,7 @@ import build
 # What every page is made with; a change of anything else concerns the pages that name it.
 EVERYWHERE = (".lua", ".yml", ".bib", ".csl", ".html", ".cff")
 UNWATCHED = ("_site", "_preview", "tests", "__pycache__")
-RELOAD = """<script>
+RELOAD = """\
 let shown;
 setInterval(async () => {
   const answer = await fetch("/.version").catch(() => ({}));
@@ -25,7 +25,6 @@ setInterval(async () => {
   if (shown && version !== shown) location.reload();
   shown = version;
 }, 400);
-</script>
 """
 
 
@@ -65,7 +64,8 @@ def show(
     build.write_site(rendered, source, output)
     for entry in rendered:
         with (output / entry.page.url).open("a", encoding="utf-8") as page:
-            page.write(RELOAD)
+            page.write('<script src="/reload.js"></script>\n')
+    (output / "reload.js").write_text(RELOAD)
     (output / ".version").write_text(str(time.time_ns()))
     return rendered
 
@@ -86,7 +86,7 @@ def render_again(
     rendered: list[build.Rendered], changed: list[str], source: Path
 ) -> list[build.Rendered]:
     config = build.read_config(source)
-    pages = build.list_pages(config, source)
+    pages = build.all_pages(config, source)
     known = {entry.page: entry for entry in rendered}
     wanted = [page for page in pages if page not in known or concerns(page, changed, source)]
     known.update((entry.page, entry) for entry in build.render_pages(wanted, config, source))

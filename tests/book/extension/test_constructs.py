@@ -203,8 +203,8 @@ def test_the_notes_of_a_diff_are_those_of_lines(diffs):
     )
     assert [(line, number, code, text(said).strip()) for line, number, code, said in notes] == [
         ("12", "1", "self.third = 3", "Stays."),
-        ("15", "2", "- start()", "Goes."),
-        ("18", "3", "+ end()", "Is new, for a rank."),
+        ("15", "2", "- return self.first + self.second", "Goes."),
+        ("18", "3", "+ def stop(self):", "Is new, for a rank."),
     ]
     assert re.findall(r'id="(diff-1-\d+)" data-note="(\d)"', diffs[0]) == [
         ("diff-1-12", "1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -91,11 +92,19 @@ def pages(site: Path) -> dict[Path, PageParser]:
     return parse(site)
 
 
+def address_of(site: Path) -> str:
+    """Where the book of this site is meant to live."""
+    return build.read_config(SAMPLE if "sample" in site.name else ROOT)["book"]["site-url"]
+
+
 def broken_links(path: Path, pages: dict[Path, PageParser], site: Path) -> list[str]:
     broken = []
+    folder = f"{urlparse(address_of(site)).path}/"
     for link in pages[path].links:
         if urlparse(link).scheme or link.startswith("//"):
             continue
+        if path.name == "404.html":  # a server shows it at any address
+            link = link.removeprefix(folder) or "index.html"
         address, name = urldefrag(link)
         target = (path.parent / unquote(address.split("?")[0])).resolve() if address else path
         target = target / "index.html" if target.is_dir() else target
@@ -240,12 +249,45 @@ def test_no_markup_is_left_over(pages: dict[Path, PageParser]) -> None:
 
 
 def test_a_shared_link_shows_a_picture(pages: dict[Path, PageParser], site: Path) -> None:
-    base = build.read_config(SAMPLE if "sample" in site.name else ROOT)["book"]["site-url"]
+    base = address_of(site)
     for path in pages:
         text = path.read_text(encoding="utf-8")
         (shown,) = re.findall(r'<meta property="og:image" content="([^"]*)"', text)
         assert shown.startswith(f"{base}/"), path.name
         assert (site / shown.removeprefix(f"{base}/")).is_file(), path.name
+
+
+def test_a_page_runs_nothing_but_the_files_of_the_site(pages: dict[Path, PageParser]) -> None:
+    """Its policy comes first, allows no script but files of this site, and there is no other."""
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        assert rules["default-src"] == "'self'", path.name
+        assert not {"script-src", "script-src-elem", "connect-src", "worker-src"} & set(rules)
+        assert not re.search(r"https?:|\*|unsafe-eval", policy), path.name
+        before = text[: text.index("Content-Security-Policy")]
+        assert not re.search(r"<(script|link|style)\b", before), path.name
+        inside = [code for attributes, code in
+                  re.findall(r"<script\b([^>]*)>(.*?)</script>", text, re.DOTALL)
+                  if code.strip() and "json" not in attributes]  # fmt: skip
+        assert inside == [], path.name
+        assert not re.search(r"<[a-z][^<>]*\son[a-z]+=", text), path.name
+
+
+def test_every_page_says_its_one_address(pages: dict[Path, PageParser], site: Path) -> None:
+    base = address_of(site)
+    sitemap = (site / "sitemap.xml").read_text(encoding="utf-8")
+    for path in pages:
+        text, url = path.read_text(encoding="utf-8"), f"{base}/{path.relative_to(site).as_posix()}"
+        found = path.name != "404.html"
+        assert re.findall(r'<link rel="canonical" href="([^"]*)"', text) == [url] * found
+        assert (f"<loc>{url}</loc>" in sitemap) == found
+        for data in re.findall(r'<script type="application/ld\+json">(.*?)</script>', text, re.S):
+            told = json.loads(data)
+            assert (told["@type"], told["url"]) == ("TechArticle", url)
+            assert all([told["headline"], told["description"], told["isPartOf"]["name"]])
+        assert text.count("application/ld+json") == found
 
 
 def test_the_font_has_every_sign_of_the_formulas(pages: dict[Path, PageParser]) -> None:
