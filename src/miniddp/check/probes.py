@@ -1,0 +1,671 @@
+"""What is noted: calls of torch that a training script makes, as they pass.
+
+A probe stands around a function of torch, calls it with what it was given, and
+returns what it returns. It draws no random number and changes no tensor.
+"""
+
+import functools
+import os
+import sys
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as torch_optimizer
+
+from miniddp.check.finding import Event
+from miniddp.check.recorder import (
+    Recorder,
+    Sample,
+    is_whole,
+    user_frames,
+    user_line,
+)
+from miniddp.ddp import DistributedDataParallel
+from miniddp.naive import SimpleDDP
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+SAME_SHAPE = {"all_reduce", "broadcast", "reduce"}
+FIRST_STEPS = 2
+"""In so many steps the optimizers' states are compared too."""
+
+
+def stand_around(
+    owner: Any, name: str, around: Callable[..., Any], *arguments: Any
+) -> None:
+    """Let calls of `owner.name` go through `around(original, *arguments, …)`.
+
+    A function of a module also where another module has imported it.
+    """
+    original = getattr(owner, name)
+
+    recorder: Recorder = around.__self__.recorder  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def probe(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        call = Call(original)
+        try:
+            return around(call, *arguments, *args, **kwargs)
+        except Exception as error:
+            if call.has_raised:
+                raise
+            recorder.give_up(error)
+            return call.result if call.is_over else original(*args, **kwargs)
+
+    setattr(owner, name, probe)
+    if isinstance(owner, type):
+        return
+    for module in list(sys.modules.values()):
+        if vars(module).get(name) is original:
+            setattr(module, name, probe)
+
+
+class Call:
+    """A call of the script's, whose own errors are told from a probe's."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.result: Any = None
+        self.is_over = False
+        self.has_raised = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.has_raised = True
+        self.result = self.function(*args, **kwargs)
+        self.has_raised = False
+        self.is_over = True
+        return self.result
+
+
+class Probes:
+    """The probes of the training loop, and what they have to remember."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.names: dict[int, str] = {}
+        self.ranks: dict[int, list[int]] = {}
+        """Of each wrapped parameter, by its id, those of its process group."""
+        self.awaited = 0
+        """Forward passes of a wrapper whose backward has yet to come."""
+        self.in_collective = False
+        self.in_backward = False
+        self.stepping: list[torch.optim.Optimizer] = []
+        self.backward_lines: list[str] = []
+        self.is_scaled = False
+        self.scaled: tuple[Tensor, Tensor] | None = None
+
+    def install(self) -> None:
+        for name in COLLECTIVES:
+            stand_around(dist, name, self.collective, name)
+        for name in ("send", "recv", "isend", "irecv", "batch_isend_irecv"):
+            stand_around(dist, name, self.point_to_point)
+        for wrapper in (TorchDDP, DistributedDataParallel, SimpleDDP):
+            stand_around(wrapper, "__init__", self.wrap)
+            stand_around(wrapper, "forward", self.forward)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            stand_around(clip_grad, name, self.clip)
+        stand_around(torch.autograd, "backward", self.backward)
+        stand_around(torch.amp.GradScaler, "scale", self.scale)
+        stand_around(torch.amp.GradScaler, "unscale_", self.unscale)
+        stand_around(torch.amp.GradScaler, "step", self.scaler_step)
+        stand_around(torch.optim.Optimizer, "__init__", self.optimizer)
+        stand_around(torch.optim.Optimizer, "zero_grad", self.zero_grad)
+        stand_around(nn.Module, "zero_grad", self.zero_grad)
+        stand_around(torch, "save", self.save)
+        stand_around(torch, "load", self.load)
+        stand_around(Join, "__enter__", self.join)
+        torch_optimizer.register_optimizer_step_pre_hook(self.before_step)
+        torch_optimizer.register_optimizer_step_post_hook(self.after_step)
+
+    def collective(
+        self, original: Callable[..., Any], name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.in_collective:
+            return original(*args, **kwargs)
+        tensor = args[0] if args and isinstance(args[0], Tensor) else None
+        group = group_name(kwargs.get("group"), args)
+        shape = tuple(tensor.shape) if tensor is not None else None
+        facts: Event = {"group": group, "shape": None}
+        if name in SAME_SHAPE and tensor is not None:
+            facts["shape"] = f"{shape} {tensor.dtype}"
+        event: Event = {}
+        if self.recorder.is_watching:
+            event = self.recorder.note(
+                "collective", operation=name, line=user_line(), **facts
+            )
+            self.note_gradient(event, tensor, args, kwargs)
+        self.in_collective = True
+        try:
+            with self.recorder.inside(name, **facts):
+                result = original(*args, **kwargs)
+        finally:
+            self.in_collective = False
+        if event.get("gradient") and tensor is not None:
+            event["after"] = Sample(["it"], [tensor])
+        return result
+
+    def note_gradient(
+        self, event: Event, tensor: Tensor | None, args: Any, kwargs: Any
+    ) -> None:
+        """If a gradient is all-reduced by hand: which, and what it was."""
+        if event["operation"] != "all_reduce" or tensor is None:
+            return
+        for name, parameter in self.trained():
+            gradient = parameter.grad
+            if gradient is None or gradient.data_ptr() != tensor.data_ptr():
+                continue
+            operation = kwargs.get("op", args[1] if len(args) > 1 else None)
+            is_sum = operation in (None, dist.ReduceOp.SUM)
+            event["gradient"] = name
+            event["is_sum"] = is_sum
+            event["before"] = Sample(["it"], [tensor])
+
+    def point_to_point(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.recorder.is_watching:
+            self.recorder.note("point to point", line=user_line())
+        return original(*args, **kwargs)
+
+    def wrap(
+        self,
+        original: Callable[..., Any],
+        wrapper: nn.Module,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with self.recorder.inside(
+            "DistributedDataParallel(…)", group="", shape=None
+        ):
+            result = original(wrapper, *args, **kwargs)
+        module: Any = wrapper.module
+        group: Any = getattr(wrapper, "process_group", None)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        for name, parameter in module.named_parameters():
+            self.names[id(parameter)] = name
+            if parameter.requires_grad:
+                self.ranks[id(parameter)] = ranks
+        self.wrappers.add(wrapper)
+        self.recorder.note(
+            "wrap",
+            line=user_line(),
+            find_unused=find_unused(wrapper),
+            averages=not isinstance(wrapper, SimpleDDP),
+            sends_buffers=sends_buffers(wrapper),
+        )
+        return result
+
+    def forward(
+        self,
+        original: Callable[..., Any],
+        wrapper: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        averages = getattr(wrapper, "require_backward_grad_sync", False)
+        is_training = torch.is_grad_enabled()
+        will_send = bool(is_training and averages)
+        event: Event = {}
+        if self.recorder.is_watching:
+            event = self.recorder.note(
+                "forward",
+                line=user_line(),
+                is_training=is_training and wrapper.training,
+                will_send=will_send,
+                inputs=sample_of_inputs((*args, *kwargs.values())),
+                random=random_state(),
+            )
+            self.note_buffers(event, wrapper)
+        group = "" if sends_buffers_now(wrapper) else None
+        with self.recorder.inside("the forward pass", group=group, shape=None):
+            output = original(wrapper, *args, **kwargs)
+        if will_send:
+            self.awaited += 1
+        if event:
+            event["draws"] = random_state() != event["random"]
+        return output
+
+    def note_buffers(self, event: Event, wrapper: Any) -> None:
+        """Buffers as forward begins; and that it sends them, if it does."""
+        buffers = dict(wrapper.module.named_buffers())
+        if not buffers:
+            return
+        if event["is_training"]:
+            event["buffers"] = Sample(buffers, buffers.values())
+            event["statistics"] = running_statistics(wrapper.module)
+        if sends_buffers_now(wrapper):
+            self.recorder.note(
+                "collective",
+                operation="forward, which sends the buffers",
+                line=event["line"],
+                group="",
+                shape=None,
+            )
+
+    def backward(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.in_backward:
+            return original(*args, **kwargs)
+        event: Event = {}
+        sends = self.awaited > 0
+        if self.recorder.is_watching:
+            event = self.note_backward(
+                args[0] if args else kwargs["tensors"], sends
+            )
+        self.in_backward = True
+        try:
+            group = "" if sends else None
+            with self.recorder.inside("backward", group=group, shape=None):
+                result = original(*args, **kwargs)
+        finally:
+            self.in_backward = False
+        self.awaited = 0
+        is_early = self.recorder.step < FIRST_STEPS and not self.wrappers
+        if event and (is_early or self.backward_lines.count(event["line"]) > 1):
+            event["gradients"] = self.gradients()
+        return result
+
+    def note_backward(self, tensors: Any, sends: bool) -> Event:
+        loss = tensors if isinstance(tensors, Tensor) else None
+        line = user_line()
+        self.backward_lines.append(line)
+        if sends:
+            self.recorder.note(
+                "collective",
+                operation="backward, which averages",
+                line=line,
+                group="",
+                shape=None,
+            )
+        is_held_back = any(
+            not getattr(wrapper, "require_backward_grad_sync", True)
+            for wrapper in self.wrappers
+        )
+        event = self.recorder.note(
+            "backward",
+            line=line,
+            sends=sends,
+            is_held_back=is_held_back,
+            is_mean=False,
+            in_step=bool(self.stepping),
+            busy=time.monotonic() - self.recorder.free_since,
+        )
+        if loss is not None and loss.numel() == 1:
+            event["loss"] = Sample(["loss"], [loss.detach().clone()])
+            event["is_finite"] = loss.detach().isfinite().all()
+            if self.scaled is not None and self.scaled[1] is loss:
+                loss = self.scaled[0]
+            event["is_mean"] = is_mean(loss)
+            searching = [w for w in self.wrappers if find_unused(w)]
+            if searching:
+                found = leaves(loss)
+                event["has_unused"] = any(
+                    parameter.requires_grad and id(parameter) not in found
+                    for wrapper in searching
+                    for parameter in wrapper.parameters()
+                )
+        return event
+
+    def gradients(self) -> Sample:
+        held = [
+            (name, p.grad) for name, p in self.trained() if p.grad is not None
+        ]
+        return Sample(
+            [name for name, _ in held], [gradient for _, gradient in held]
+        )
+
+    def trained(self) -> list[tuple[str, Tensor]]:
+        """Names and parameters of all optimizers, but for sharded ones."""
+        parameters = []
+        for optimizer in self.living_optimizers():
+            for parameter in parameters_of(optimizer):
+                if is_whole(parameter):
+                    parameters.append((self.name_of(parameter), parameter))
+        return parameters
+
+    def living_optimizers(self) -> list[torch.optim.Optimizer]:
+        optimizers = (reference() for reference in self.optimizers)
+        return [optimizer for optimizer in optimizers if optimizer is not None]
+
+    def name_of(self, parameter: Tensor) -> str:
+        if id(parameter) not in self.names:
+            self.look_for_names()
+        unknown = f"a parameter of shape {tuple(parameter.shape)}"
+        return self.names.setdefault(
+            id(parameter), f"{unknown}, no. {len(self.names)}"
+        )
+
+    def look_for_names(self) -> None:
+        """In the variables of the script: of modules, and of `self`."""
+        for frame in user_frames(sys._getframe(1)):
+            values = list(frame.f_locals.values())
+            for value in list(values):
+                values += getattr(value, "__dict__", {}).values()
+            for value in values:
+                if isinstance(value, nn.Module):
+                    for name, parameter in value.named_parameters():
+                        self.names.setdefault(id(parameter), name)
+
+    def clip(
+        self,
+        original: Callable[..., Any],
+        parameters: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not self.recorder.is_watching:
+            return original(parameters, *args, **kwargs)
+        if not isinstance(parameters, Tensor | list):
+            parameters = list(parameters)
+        clipped = [parameters] if isinstance(parameters, Tensor) else parameters
+        held = [p for p in clipped if p.grad is not None and is_whole(p)]
+        names = [self.name_of(parameter) for parameter in held]
+        self.recorder.note(
+            "clip",
+            line=user_line(),
+            is_scaled=self.is_scaled,
+            gradients=Sample(
+                names, [p.grad for p in held if p.grad is not None]
+            ),
+        )
+        return original(parameters, *args, **kwargs)
+
+    def scale(
+        self,
+        original: Callable[..., Any],
+        scaler: Any,
+        outputs: Any,
+        *args: Any,
+    ) -> Any:
+        result = original(scaler, outputs, *args)
+        if scaler.is_enabled() and isinstance(outputs, Tensor):
+            self.is_scaled = scaler.get_scale() != 1
+            self.scaled = (outputs, result)
+        return result
+
+    def unscale(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        self.is_scaled = False
+        return original(*args, **kwargs)
+
+    def scaler_step(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        before = self.recorder.step
+        result = original(*args, **kwargs)
+        if self.recorder.step == before:  # left out: not all is finite
+            self.recorder.end_step()
+        return result
+
+    def zero_grad(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        self.backward_lines = []
+        if self.recorder.is_watching:
+            self.recorder.note("zero")
+        return original(*args, **kwargs)
+
+    def optimizer(
+        self,
+        original: Callable[..., Any],
+        optimizer: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        self.optimizers.append(weakref.ref(optimizer))
+        return original(optimizer, *args, **kwargs)
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        try:
+            self.note_step(optimizer)
+        except Exception as error:
+            self.recorder.give_up(error)
+
+    def note_step(self, optimizer: Any) -> None:
+        if optimizer in self.stepping:  # its last step has raised
+            self.stepping.clear()
+        self.stepping.append(optimizer)
+        if len(self.stepping) > 1 or not self.recorder.is_watching:
+            return
+        parameters = [p for p in parameters_of(optimizer) if is_whole(p)]
+        names = [self.name_of(parameter) for parameter in parameters]
+        held = [
+            p for p in parameters if p.grad is not None and not p.grad.is_sparse
+        ]
+        ranks = self.recorder.ranks
+        for parameter in parameters:
+            ranks = tuple(self.ranks.get(id(parameter), ranks))
+        gradients = Sample(
+            [self.name_of(parameter) for parameter in held],
+            [p.grad for p in held if p.grad is not None],
+        )
+        event = self.recorder.note(
+            "step",
+            line=user_line(),
+            optimizer=type(optimizer).__name__,
+            ranks=ranks,
+            is_wrapped=bool(self.wrappers),
+            in_backward=self.in_backward,
+            settings=settings_of(optimizer),
+            weights=Sample(names, parameters),
+            gradients=gradients,
+            is_finite=gradients.values.isfinite().all(),
+            unsent=[self.name_of(p) for p in held if id(p) not in self.ranks],
+            left_out=self.left_out(),
+        )
+        if self.recorder.step < FIRST_STEPS:
+            event["state"] = sample_of_state(
+                optimizer, dict(zip(names, parameters, strict=False))
+            )
+        self.backward_lines = []
+        self.is_scaled = False
+
+    def left_out(self) -> list[str]:
+        """Parameters that have a gradient, and no optimizer."""
+        held = {
+            id(parameter)
+            for optimizer in self.living_optimizers()
+            for parameter in parameters_of(optimizer)
+        }
+        return [
+            name
+            for wrapper in self.wrappers
+            for name, parameter in wrapper.named_parameters()
+            if parameter.grad is not None and id(parameter) not in held
+        ]
+
+    def after_step(self, optimizer: Any, *_: Any) -> None:
+        if optimizer in self.stepping:
+            del self.stepping[self.stepping.index(optimizer) :]
+        if not self.stepping:
+            self.recorder.end_step()
+
+    def save(
+        self,
+        original: Callable[..., Any],
+        content: Any,
+        file: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if isinstance(file, str | os.PathLike):
+            path = os.path.realpath(file)
+            self.recorder.note(
+                "save", line=user_line(), path=path, host=os.uname().nodename
+            )
+        return original(content, file, *args, **kwargs)
+
+    def load(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        result = original(*args, **kwargs)
+        if uses_cuda() and isinstance(result, dict):
+            here = torch.cuda.current_device()
+            elsewhere = sorted(devices_in(result) - {here})
+            if elsewhere:
+                self.recorder.note(
+                    "load", line=user_line(), here=here, elsewhere=elsewhere
+                )
+        return result
+
+    def join(self, original: Callable[..., Any], *args: Any) -> Any:
+        self.recorder.note("join", line=user_line())
+        return original(*args)
+
+
+def group_name(group: Any, args: Iterable[Any]) -> str:
+    """Of the process group in which a call is; "" is that of all ranks."""
+    for value in (group, *args):
+        if (
+            isinstance(value, dist.ProcessGroup)
+            and value is not dist.group.WORLD
+        ):
+            return str(value.group_name)
+    return ""
+
+
+def sends_buffers(wrapper: Any) -> bool:
+    name = "forward_sync_buffers"
+    by_old_name = getattr(wrapper, "broadcast_buffers", False)
+    return bool(getattr(wrapper, name, by_old_name))
+
+
+def sends_buffers_now(wrapper: Any) -> bool:
+    has_buffers = next(wrapper.module.buffers(), None) is not None
+    is_due = getattr(wrapper, "require_forward_param_sync", False)
+    return has_buffers and is_due and sends_buffers(wrapper)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+    return [
+        {
+            key: str(float(value))
+            for key, value in group.items()
+            if is_number(value)
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.device.type == "cpu"
+    return isinstance(value, int | float)
+
+
+def sample_of_state(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]
+) -> Sample:
+    tensors = {
+        f"{key} of {name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor) and is_whole(value)
+    }
+    return Sample(tensors, tensors.values())
+
+
+def sample_of_inputs(inputs: Iterable[Any]) -> Sample:
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    return Sample(
+        map(str, range(len(tensors))), [t.detach().clone() for t in tensors]
+    )
+
+
+def random_state() -> int:
+    """A digest of this rank's generators; it draws nothing."""
+    state = torch.get_rng_state().numpy().tobytes()
+    if uses_cuda():
+        state += torch.cuda.get_rng_state().numpy().tobytes()
+    return zlib.crc32(state)
+
+
+def uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """Mean and variance of the first batch normalisation of one rank alone."""
+    for layer in module.modules():
+        is_alone = not isinstance(layer, nn.SyncBatchNorm)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and is_alone:
+            if layer.running_mean is None or layer.running_var is None:
+                return []
+            return [layer.running_mean.clone(), layer.running_var.clone()]
+    return []
+
+
+def is_mean(loss: Tensor) -> bool:
+    """Whether the loss is a mean over samples, and nothing was done to it."""
+    node: Any = loss.grad_fn
+    if node is None:
+        return False
+    if node.name().startswith("MeanBackward"):
+        return True
+    return getattr(node, "_saved_reduction", 0) == 1
+
+
+def find_unused(wrapper: nn.Module) -> bool:
+    return bool(getattr(wrapper, "find_unused_parameters", False))
+
+
+def leaves(loss: Tensor) -> set[int]:
+    """The ids of all tensors that this backward gives a gradient."""
+    seen: set[Any] = {loss.grad_fn}
+    left: list[Any] = [loss.grad_fn]
+    found = set()
+    while left:
+        node = left.pop()
+        found.add(id(getattr(node, "variable", None)))
+        new = {
+            following for following, _ in getattr(node, "next_functions", ())
+        }
+        new = new - seen - {None}
+        seen |= new
+        left += new
+    return found
+
+
+def devices_in(content: Any) -> set[int]:
+    """The numbers of the GPUs that hold tensors of a checkpoint."""
+    if isinstance(content, Tensor):
+        return {content.device.index} if content.is_cuda else set()
+    if isinstance(content, dict):
+        return set().union(*map(devices_in, content.values()))
+    return set()

@@ -1,0 +1,49 @@
+"""Speed: what a job pays for, and does not need."""
+
+import statistics
+from collections.abc import Iterator
+
+from miniddp.check.finding import Finding, Run, found
+
+STEPS = 8
+WARM_UP = 2
+TIMES_SLOWER = 2.0
+SECONDS_SLOWER = 0.02
+SHARE_OF_STEPS = 0.8
+
+
+def find(run: Run) -> Iterator[Finding]:
+    yield from late_rank(run)
+    yield from needless_search(run)
+
+
+def late_rank(run: Run) -> Iterator[Finding]:
+    """It does more than the others before its backward, in most steps."""
+    passes = list(run.side_by_side("backward"))[WARM_UP:]
+    if len(passes) < STEPS:
+        return
+    rows = [[event["busy"] for event in peers] for peers in passes]
+    busy = [statistics.median(column) for column in zip(*rows, strict=True)]
+    rank = busy.index(max(busy))
+    others = max(time for other, time in enumerate(busy) if other != rank)
+    times_slowest = sum(max(row) == row[rank] for row in rows)
+    limit = max(TIMES_SLOWER * others, others + SECONDS_SLOWER)
+    if times_slowest > SHARE_OF_STEPS * len(rows) and busy[rank] > limit:
+        yield found(
+            "a rank is late",
+            passes[-1][rank],
+            [rank],
+            rank=rank,
+            slow=round(busy[rank] * 1e3),
+            fast=round(others * 1e3),
+        )
+
+
+def needless_search(run: Run) -> Iterator[Finding]:
+    passes = [e for e in run.all_of_kind("backward") if "has_unused" in e]
+    count = len(passes) // len(run.ranks)
+    if count < STEPS or any(event["has_unused"] for event in passes):
+        return
+    wrap = next(e for e in run.of_kind(0, "wrap") if e["find_unused"])
+    kind = "needless find_unused_parameters"
+    yield found(kind, wrap, run.ranks, "likely", count=count)

@@ -1,0 +1,157 @@
+"""`miniddp.check`: silent on right programs, and right about the wrong ones."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniddp.check import __main__ as command
+from miniddp.launch import RanksFailed, run_ranks
+
+from .watched import HERE, findings, fork_workers, written
+from .wrong import WRONG
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "appendix/check.qmd"
+RIGHT = sorted((HERE / "right").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found_first(name: str, tmp_path: Path) -> None:
+    found = findings(written(tmp_path, WRONG[name].text), may_fail=True)
+    assert [finding["name"] for finding in found][:1] == [WRONG[name].finding]
+
+
+@pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.stem)
+def test_nothing_is_found_in_a_right_program(program: Path) -> None:
+    assert findings(program) == []
+
+
+def test_there_are_enough_programs() -> None:
+    assert len(WRONG) >= 60
+    assert len(RIGHT) >= 20
+
+
+def test_the_page_lists_the_programs() -> None:
+    """Its table is this one: a line for each finding, with its wrong programs."""
+    names: dict[str, list[str]] = {}
+    for name, program in WRONG.items():
+        names.setdefault(program.finding, []).append(name)
+    rows = [f"| {finding} | {'; '.join(programs)} |" for finding, programs in names.items()]
+    page = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^\| [a-z].*\|$", page) == rows
+    assert f"{len(WRONG)} wrong programs" in page
+    assert f"{len(RIGHT)} right ones" in page
+
+
+def test_the_pages_that_are_named_exist() -> None:
+    source = "".join(file.read_text() for file in (ROOT / "src/miniddp/check").glob("*.py"))
+    pages = set(re.findall(r'"((?:chapters|appendix)/[\w-]+)\.html#([\w-]+)"', source))
+    assert len(pages) > 15
+    for page, anchor in pages:
+        assert f"{{#{anchor}}}" in (ROOT / f"{page}.qmd").read_text(encoding="utf-8")
+
+
+TRAINING = """
+torch.manual_seed(rank)
+ddp = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1)))
+optimizer = torch.optim.Adam(ddp.parameters())
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = (ddp(x) - y).square().mean()
+        loss.backward()
+        clip_grad_norm_(ddp.parameters(), 1.0)
+        optimizer.step()
+        print(loss.item().hex())
+print([p.sum().item().hex() for p in ddp.parameters()], torch.rand(1).item().hex())
+"""
+
+
+def run_as_it_is(rank: int, script: str) -> None:
+    fork_workers()
+    exec(compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__"})
+
+
+def run_command(rank: int, *arguments: str) -> int:
+    fork_workers()
+    sys.argv = ["miniddp.check", *arguments]
+    try:
+        return command.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_a_watched_script_gives_the_same_bits(tmp_path: Path) -> None:
+    script = str(written(tmp_path, TRAINING))
+    alone = run_ranks(run_as_it_is, 2, script, backend=None).outputs
+    results = run_ranks(run_command, 2, script, backend=None)
+    assert list(results) == [0, 0]
+    for before, watched in zip(alone, results.outputs, strict=True):
+        lines = watched.splitlines()
+        assert [line for line in lines if "miniddp.check" not in line] == before.splitlines()
+    assert "miniddp.check: 0 found in 12 steps of 2 ranks" in results.outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "code"),
+    [
+        ("print('no torch')", 1, command.NO_TORCH),
+        ("import torch\nprint(torch.ones(1))", 1, command.NO_GROUP),
+        ("import torch.distributed as dist\ndist.init_process_group('gloo')", 1, command.ONE_RANK),
+        ("raise SystemExit(3)", 1, 3),
+        ("import sys\nsys.exit()", 1, command.NO_TORCH),
+    ],
+    ids=["no torch", "no group", "one rank", "a code of its own", "an early end"],
+)
+def test_exit_codes(text: str, ranks: int, code: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text, encoding="utf-8")
+    assert list(run_ranks(run_command, ranks, str(script), backend=None)) == [code]
+
+
+def test_an_exception_passes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise KeyError('of the script')", encoding="utf-8")
+    with pytest.raises(RanksFailed, match="KeyError: 'of the script'"):
+        run_ranks(run_command, 1, str(script), backend=None)
+
+
+def test_strict_exits_with_1_and_json_is_a_line_for_each(tmp_path: Path) -> None:
+    script = str(written(tmp_path, WRONG["never wrapped"].text))
+    results = run_ranks(run_command, 2, "--strict", "--json", script, backend=None)
+    assert 1 in list(results)
+    lines = [line for line in results.outputs[0].splitlines() if line.startswith("{")]
+    finding: dict[str, Any] = json.loads(lines[0])
+    line = int(finding["line"].rpartition(":")[2])
+    assert "optimizer.step()" in Path(script).read_text().splitlines()[line - 1]
+    assert finding["step"] == 0
+    assert finding["ranks"] == [0, 1]
+
+
+def test_a_module_gets_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "as_module.py").write_text("import sys\nprint(sys.argv[1:], __name__)")
+    output = run_ranks(run_module, 1, str(tmp_path), backend=None).outputs[0]
+    assert "['--steps', '3'] __main__" in output
+
+
+def run_module(rank: int, folder: str) -> int:
+    sys.path.insert(0, folder)
+    return run_command(rank, "-m", "as_module", "--steps", "3")
+
+
+def test_after_its_steps_nothing_is_noted(tmp_path: Path) -> None:
+    wrong_in_the_end = WRONG["called past its wrapper"].text.replace(
+        "step(ddp.module, optimizer, x)", "step(ddp, optimizer, x)"
+    )
+    text = f"{wrong_in_the_end}\nstep(ddp.module, optimizer, x)\n"
+    script = str(written(tmp_path, text))
+    results = run_ranks(run_command, 2, "--steps", "4", script, backend=None)
+    assert "0 found in 4 steps" in results.outputs[0]
+    assert "not averaged" not in "".join(results.outputs)

@@ -1,0 +1,1010 @@
+"""Wrong programs, each with the finding that has to come first.
+
+Each is what follows `prelude.py`. Most are after a public report, see the page's table.
+"""
+
+from typing import NamedTuple
+
+
+class Wrong(NamedTuple):
+    finding: str
+    text: str
+
+
+WRONG = {
+    # Replicas.
+    "never wrapped": Wrong(
+        "not wrapped",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    step(model, optimizer, x)
+""",
+    ),
+    "never wrapped, with a sampler, weights drawn anew": Wrong(
+        "not wrapped",
+        """
+torch.seed()
+model = make_model()
+optimizer = torch.optim.Adam(model.parameters())
+loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset))
+for x, y in loader:
+    step(model, optimizer, x)
+""",
+    ),
+    "wrapped, and the model inside is trained": Wrong(
+        "around the wrapper",
+        """
+model = make_model()
+ddp = DDP(model)
+optimizer = sgd(model)
+for x in mine():
+    step(model, optimizer, x)
+""",
+    ),
+    "called past its wrapper": Wrong(
+        "around the wrapper",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp.module, optimizer, x)
+""",
+    ),
+    "called past its wrapper from the third step on": Wrong(
+        "around the wrapper",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine()):
+    step(ddp if number < 3 else ddp.module, optimizer, x)
+""",
+    ),
+    "a method of the module": Wrong(
+        "around the wrapper",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_loss(self, x):
+        return self(x).square().mean()
+
+
+ddp = DDP(Net())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    ddp.module.training_loss(x).backward()
+    optimizer.step()
+""",
+    ),
+    "unfrozen after wrapping": Wrong(
+        "not in the mean",
+        """
+model = make_model()
+model[0].requires_grad_(False)
+ddp = DDP(model)
+model[0].requires_grad_(True)
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a head replaced after wrapping": Wrong(
+        "not in the mean",
+        """
+ddp = DDP(make_model())
+ddp.module[2] = nn.Linear(8, 2)
+optimizer = sgd(ddp)
+for x in mine():
+    loss = ddp(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
+    "a parameter outside of the wrapped module": Wrong(
+        "not in the mean",
+        """
+ddp = DDP(make_model())
+temperature = nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([*ddp.parameters(), temperature], lr=0.1)
+for x in mine():
+    optimizer.zero_grad()
+    (ddp(x) * temperature).square().mean().backward()
+    optimizer.step()
+""",
+    ),
+    "a checkpoint on rank 0 after wrapping": Wrong(
+        "weights changed after wrapping",
+        """
+ddp = DDP(make_model())
+if rank == 0:
+    with torch.no_grad():
+        for parameter in ddp.parameters():
+            parameter.mul_(2)
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "drawn anew on each rank after wrapping": Wrong(
+        "weights changed after wrapping",
+        """
+ddp = DDP(make_model())
+torch.manual_seed(rank)
+nn.init.normal_(ddp.module[0].weight)
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "one rank clamps its weights": Wrong(
+        "weights differ",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+    if rank == 0:
+        with torch.no_grad():
+            ddp.module[0].weight.clamp_(-0.3, 0.3)
+""",
+    ),
+    "other weights, means by hand": Wrong(
+        "other weights from the start",
+        """
+torch.manual_seed(rank)
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+    optimizer.step()
+""",
+    ),
+    "optimizer state loaded on rank 0": Wrong(
+        "optimizer state differs",
+        """
+ddp = DDP(make_model())
+optimizer = torch.optim.Adam(ddp.parameters(), lr=0.1)
+for parameter in ddp.parameters():
+    parameter.grad = torch.ones_like(parameter)
+state = torch.optim.Adam(ddp.parameters(), lr=0.0)
+state.step()
+if rank == 0:
+    optimizer.load_state_dict(state.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.1
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "another learning rate on each rank": Wrong(
+        "settings differ",
+        """
+ddp = DDP(make_model())
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1 * (rank + 1))
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a plateau of its own on each rank": Wrong(
+        "settings differ",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+for number, x in enumerate(mine()):
+    step(ddp, optimizer, x)
+    scheduler.step(float(number) if rank == 0 else -float(number))
+""",
+    ),
+    "the head is left out of the optimizer": Wrong(
+        "left out of the optimizer",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+model = Net()
+ddp = DDP(model)
+optimizer = sgd(model.body)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a layer added after the optimizer": Wrong(
+        "left out of the optimizer",
+        """
+model = make_model()
+optimizer = sgd(model)
+model.append(nn.Linear(1, 1))
+ddp = DDP(model)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "buffers that nobody sends": Wrong(
+        "buffers differ",
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+ddp = DDP(model, broadcast_buffers=False)
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "batch normalisation of other data": Wrong(
+        "statistics of one rank",
+        """
+ddp = DDP(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)))
+optimizer = sgd(ddp)
+for x in mine(14):
+    step(ddp, optimizer, x + 4 * rank)
+""",
+    ),
+    # Gradients.
+    "a step inside no_sync": Wrong(
+        "step inside no_sync",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    with ddp.no_sync():
+        step(ddp, optimizer, x)
+""",
+    ),
+    "the modulo is off by one": Wrong(
+        "step inside no_sync",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    with ddp.no_sync() if number % 2 else contextlib.nullcontext():
+        (ddp(x).square().mean() / 2).backward()
+    if number % 2:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "a step after each micro-batch": Wrong(
+        "step inside no_sync",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    with contextlib.nullcontext() if number % 4 == 3 else ddp.no_sync():
+        (ddp(x).square().mean() / 4).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    ),
+    "the last batches of an epoch stay inside no_sync": Wrong(
+        "step inside no_sync",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+batches = mine(7)
+for number, x in enumerate(batches):
+    is_last = number % 3 == 2
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        (ddp(x).square().mean() / 3).backward()
+    if is_last or number == len(batches) - 1:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "retain_graph": Wrong(
+        "a backward alone",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    output = ddp(x)
+    output.mean().backward(retain_graph=True)
+    output.square().mean().backward()
+    optimizer.step()
+""",
+    ),
+    "two forward passes, then two backward": Wrong(
+        "a backward alone",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    first = ddp(x).square().mean()
+    second = ddp(-x).square().mean()
+    first.backward()
+    second.backward()
+    optimizer.step()
+""",
+    ),
+    "an optimizer inside backward": Wrong(
+        "step inside backward",
+        """
+ddp = DDP(nn.Linear(4, 1, bias=False))
+weight = ddp.module.weight
+optimizer = torch.optim.SGD([weight], lr=0.1)
+weight.register_post_accumulate_grad_hook(
+    lambda parameter: (optimizer.step(), optimizer.zero_grad())
+)
+for x in mine():
+    ddp(x).sum().backward()
+""",
+    ),
+    "noise of its own in the gradients": Wrong(
+        "gradients differ",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+torch.manual_seed(rank)
+for x in mine():
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    for parameter in ddp.parameters():
+        parameter.grad += 0.01 * torch.randn_like(parameter)
+    optimizer.step()
+""",
+    ),
+    "by hand, but for the biases": Wrong(
+        "averaged in part",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+    optimizer.step()
+""",
+    ),
+    "by hand, before the last backward": Wrong(
+        "averaged in part",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+    model(-x).square().mean().backward()
+    optimizer.step()
+""",
+    ),
+    "a regulariser after the mean": Wrong(
+        "a backward alone",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    (x.mean() * ddp.module[0].weight.square().sum()).backward()
+    optimizer.step()
+""",
+    ),
+    "sync_gradients is forgotten": Wrong(
+        "no sync_gradients",
+        """
+from miniddp import SimpleDDP
+
+ddp = SimpleDDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "clipped before sync_gradients": Wrong(
+        "clipped before the mean",
+        """
+from miniddp import SimpleDDP
+
+ddp = SimpleDDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    (10 * (1 + rank) * ddp(x).square().mean()).backward()
+    clip_grad_norm_(ddp.parameters(), 1.0)
+    ddp.sync_gradients()
+    optimizer.step()
+""",
+    ),
+    "clipped before the mean by hand": Wrong(
+        "clipped before the mean",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    (10 * model(x).square().mean()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+    optimizer.step()
+""",
+    ),
+    "each micro-batch is clipped": Wrong(
+        "clipped before the mean",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    is_last = number % 2 == 1
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        (10 * ddp(x).square().mean() / 2).backward()
+    clip_grad_norm_(ddp.parameters(), 0.5)
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "clipped while scaled": Wrong(
+        "clipped while scaled",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for x in mine():
+    optimizer.zero_grad()
+    scaler.scale(ddp(x).square().mean()).backward()
+    clip_grad_norm_(ddp.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+    "unscaled after clipping": Wrong(
+        "clipped while scaled",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for x in mine():
+    optimizer.zero_grad()
+    scaler.scale(ddp(x).square().mean()).backward()
+    clip_grad_norm_(ddp.parameters(), 1.0)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+    "averaged twice": Wrong(
+        "averaged twice",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+    optimizer.step()
+""",
+    ),
+    "summed after the mean": Wrong(
+        "averaged twice",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+""",
+    ),
+    "summed, not averaged": Wrong(
+        "summed, not averaged",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    F.mse_loss(model(x), x[:, :1]).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+""",
+    ),
+    "the loss is not divided": Wrong(
+        "loss not divided",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    is_last = number % 4 == 3
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        ddp(x).square().mean().backward()
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "every micro-batch is averaged": Wrong(
+        "averaged in every micro-batch",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    (ddp(x).square().mean() / 4).backward()
+    if number % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "no_sync around backward only": Wrong(
+        "no_sync around backward only",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    is_last = number % 4 == 3
+    loss = ddp(x).square().mean() / 4
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        loss.backward()
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "one NaN": Wrong(
+        "not finite",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine()):
+    if number == 2 and rank == 1:
+        x[0, 0] = float("nan")
+    step(ddp, optimizer, x)
+""",
+    ),
+    # Data.
+    "no sampler, one seed": Wrong(
+        "same samples",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4, shuffle=True):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "no sampler, no shuffle": Wrong(
+        "same samples",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "no sampler, a seed for each rank": Wrong(
+        "all samples on every rank",
+        """
+torch.manual_seed(rank)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4, shuffle=True):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "no sampler, augmented, with labels": Wrong(
+        "all samples on every rank",
+        """
+class Noisy(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.randn(4) + index, index % 10
+
+
+torch.manual_seed(rank)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, label in DataLoader(Noisy(), batch_size=4, shuffle=True):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "random batches of one seed, without a loader": Wrong(
+        "same samples",
+        """
+tokens = torch.randn(200)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for _ in range(6):
+    begin = torch.randint(196, (4,))
+    step(ddp, optimizer, torch.stack([tokens[i : i + 4] for i in begin]))
+""",
+    ),
+    "a stream that is not split": Wrong(
+        "same samples",
+        """
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(dataset.tensors[0])
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in DataLoader(Stream(), batch_size=4):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "workers that each read the whole stream": Wrong(
+        "each worker reads everything",
+        """
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(dataset.tensors[0][rank::world_size])
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in DataLoader(Stream(), batch_size=4, num_workers=2):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "all samplers are of rank 0": Wrong(
+        "same share",
+        """
+sampler = DistributedSampler(dataset, num_replicas=world_size, rank=0)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a sampler for four ranks": Wrong(
+        "sampler for other ranks",
+        """
+sampler = DistributedSampler(dataset, num_replicas=4, rank=rank)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a sampler for one rank": Wrong(
+        "sampler for other ranks",
+        """
+sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=rank)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "samplers with the rank as their seed": Wrong(
+        "samplers of other seeds",
+        """
+sampler = DistributedSampler(dataset, seed=rank)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "set_epoch with the rank": Wrong(
+        "samplers of other epochs",
+        """
+sampler = DistributedSampler(dataset)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for epoch in range(2):
+    sampler.set_epoch(epoch + rank)
+    for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+        step(ddp, optimizer, x)
+""",
+    ),
+    "set_epoch is forgotten": Wrong(
+        "same order in each epoch",
+        """
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for epoch in range(2):
+    for x, y in loader:
+        step(ddp, optimizer, x)
+""",
+    ),
+    "set_epoch is called once": Wrong(
+        "same order in each epoch",
+        """
+sampler = DistributedSampler(dataset)
+sampler.set_epoch(1)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for epoch in range(3):
+    for x, y in DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1):
+        step(ddp, optimizer, x)
+""",
+    ),
+    "the seed is set anew in each epoch": Wrong(
+        "same order in each epoch",
+        """
+shard = TensorDataset(*dataset[rank::world_size])
+loader = DataLoader(shard, batch_size=4, shuffle=True)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for epoch in range(2):
+    torch.manual_seed(rank)
+    for x, y in loader:
+        step(ddp, optimizer, x)
+""",
+    ),
+    "one rank has a batch more": Wrong(
+        "unequal batches",
+        """
+shard = TensorDataset(dataset.tensors[0][: 24 - 8 * rank])
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for (x,) in DataLoader(shard, batch_size=4, shuffle=True):
+    step(ddp, optimizer, x + rank)
+dist.barrier()
+""",
+    ),
+    "streams of unequal length": Wrong(
+        "unequal batches",
+        """
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(dataset.tensors[0][rank * 20 :])
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in DataLoader(Stream(), batch_size=4):
+    step(ddp, optimizer, x)
+dist.barrier()
+""",
+    ),
+    "evaluation with padding": Wrong(
+        "evaluated twice",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    step(ddp, optimizer, x)
+odd = TensorDataset(torch.arange(180.0).reshape(45, 4))
+loader = DataLoader(odd, batch_size=4, sampler=DistributedSampler(odd, shuffle=False))
+total = torch.zeros(1)
+with torch.no_grad():
+    for (x,) in loader:
+        total += ddp.module(x).sum()
+dist.all_reduce(total)
+""",
+    ),
+    "all evaluate all, and add up": Wrong(
+        "evaluated twice",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    step(ddp, optimizer, x)
+right = torch.zeros(1)
+with torch.no_grad():
+    for x, y in DataLoader(dataset, batch_size=8):
+        right += (ddp.module(x) > y).sum()
+dist.all_reduce(right)
+""",
+    ),
+    "workers that draw alike": Wrong(
+        "workers draw alike",
+        """
+class Noisy(Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.randn(4) + index
+
+
+data = Noisy()
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=4, sampler=sampler, num_workers=1)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x in loader:
+        step(ddp, optimizer, x)
+""",
+    ),
+    # Random numbers.
+    "one seed for dropout": Wrong(
+        "same random numbers",
+        """
+ddp = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "one seed for noise": Wrong(
+        "same random numbers",
+        """
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x + torch.randn_like(x))
+
+
+ddp = DDP(Noisy())
+optimizer = sgd(ddp)
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    # Order.
+    "a broadcast meets an all-reduce": Wrong(
+        "other calls",
+        """
+x = torch.ones(3)
+if rank == 0:
+    dist.broadcast(x, 0)
+else:
+    dist.all_reduce(x)
+dist.barrier()
+""",
+    ),
+    "all-reduces of other shapes": Wrong(
+        "other calls",
+        """
+dist.all_reduce(torch.ones(3 + rank))
+""",
+    ),
+    "a collective under if rank == 0": Wrong(
+        "other calls",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    loss = step(ddp, optimizer, x)
+    if rank == 0:
+        dist.all_reduce(loss.detach())
+""",
+    ),
+    "evaluation on rank 0 with an all-reduce out of sight": Wrong(
+        "other calls",
+        """
+def evaluate(model, x):
+    with torch.no_grad():
+        loss = model(x).square().mean()
+    dist.all_reduce(loss)
+    return loss
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    step(ddp, optimizer, x)
+if rank == 0:
+    evaluate(ddp.module, x)
+dist.barrier()
+""",
+    ),
+    "buffers are sent by rank 0's evaluation": Wrong(
+        "other calls",
+        """
+ddp = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(4)):
+    step(ddp, optimizer, x)
+    if rank == 0 and number == 1:
+        ddp.eval()
+        with torch.no_grad():
+            ddp(x)
+        ddp.train()
+dist.barrier()
+""",
+    ),
+    "each rank stops by itself": Wrong(
+        "other calls",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(6)):
+    step(ddp, optimizer, x)
+    if number == 2 and rank == 0:
+        break
+dist.barrier()
+""",
+    ),
+    "a rank has left": Wrong(
+        "a rank has left",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(6)):
+    step(ddp, optimizer, x)
+    if number == 2 and rank == 0:
+        break
+""",
+    ),
+    "a barrier too few": Wrong(
+        "a rank has left",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    step(ddp, optimizer, x)
+if rank == 0:
+    dist.barrier()
+""",
+    ),
+    "an error that one rank swallows": Wrong(
+        "other calls",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(4)):
+    try:
+        if number == 1 and rank == 1:
+            raise ValueError("a bad sample")
+        step(ddp, optimizer, x)
+    except ValueError:
+        continue
+dist.barrier()
+""",
+    ),
+    # Keeping, and speed.
+    "every rank saves": Wrong(
+        "every rank saves",
+        """
+import tempfile
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    step(ddp, optimizer, x)
+torch.save(ddp.module.state_dict(), tempfile.gettempdir() + "/miniddp_check_model.pt")
+""",
+    ),
+    "one rank is late": Wrong(
+        "a rank is late",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(14):
+    time.sleep(0.2 * rank)
+    step(ddp, optimizer, x)
+""",
+    ),
+    "find_unused_parameters without need": Wrong(
+        "needless find_unused_parameters",
+        """
+ddp = DDP(make_model(), find_unused_parameters=True)
+optimizer = sgd(ddp)
+for x in mine(10):
+    step(ddp, optimizer, x)
+""",
+    ),
+}
