@@ -1,4 +1,4 @@
-"""Exercise 1: the gradient of the joined batch, from those of the ranks.
+"""Exercise 1: the gradient of the global batch, from those of the ranks.
 
 Each rank has taken the mean loss of its own samples. Its gradients are
 those of that mean. The ranks need not have equally many samples.

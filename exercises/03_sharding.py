@@ -4,9 +4,9 @@ Samples of similar length in one batch need little padding. Ranks with
 batches of similar length in one step wait little for each other.
 
 - Every rank computes the same plan, then takes its part of it.
-- Leave out what does not fill a joined batch before you sort. Otherwise
+- Leave out what does not fill a global batch before you sort. Otherwise
   it is always the longest samples that nobody trains on.
-- Shuffle the joined batches at the end: a training that goes from short
+- Shuffle the global batches at the end: a training that goes from short
   to long samples is another training.
 """
 

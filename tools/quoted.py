@@ -126,8 +126,8 @@ def diff_problems(root: Path, quote: Quote) -> Iterator[str]:
 
 
 def unquoted(root: Path) -> Iterator[str]:
-    """Stretches of code of the learner's path that neither index.qmd nor a chapter quotes."""
-    found = [quote for quote in quotes(root) if quote.page.startswith(("index", "chapters/"))]
+    """Stretches of the learner's path that no chapter, nor the page inside the class, quotes."""
+    found = [q for q in quotes(root) if q.page.startswith(("index", "chapters", "appendix/inside"))]
     for module in PATH:
         name = f"src/miniddp/{module}.py"
         text = (root / name).read_text(encoding="utf-8")
