@@ -21,6 +21,7 @@ from typing import Any
 
 from instruments.breakdown import recorded_steps
 from instruments.intervals import intersect, length
+from instruments.memory_snapshot import GIB, by_bytes, read_snapshot
 from instruments.trace import Event, Trace, read_trace
 from instruments.trace_figures import Figures, collectives, figures, of_step
 from instruments.trace_gpu import COMPUTE, DeviceTrace, Work, read_devices
@@ -367,6 +368,36 @@ def _told(entry: dict[str, Any] | None, groups: dict[str, Any]) -> Row:
     }
 
 
+# Memory
+
+
+def snapshots(files: Sequence[Path]) -> list[Row]:
+    """What the allocator holds in each snapshot."""
+    rows = []
+    for file in files:
+        found = read_snapshot(file)
+        row = {
+            f"{what}_gib": f"{getattr(found, what) / GIB:.2f}"
+            for what in ("reserved", "peak", "live", "requested")
+        }
+        rows.append(row | {"gaps": str(len(found.free))})
+    return rows
+
+
+def live_tensors(files: Sequence[Path]) -> list[Row]:
+    """How many tensors of each size are live, those with the most bytes first."""
+    found = read_snapshot(files[0])
+    return [
+        {
+            "tensors": str(count),
+            "size_mib": f"{size / 2**20:.2f}",
+            "together_gib": f"{size * count / GIB:.2f}",
+        }
+        for size, count in by_bytes(found)
+        if size >= 2**20
+    ]
+
+
 A100_STEP = "ProfilerStep#5"
 V100_STEP = "ProfilerStep#3"
 
@@ -382,6 +413,8 @@ MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
     "dlrm_8xv100_ranks": ranks,
     "dlrm_8xv100_collectives": collectives_of_ranks,
     "hang_16_ranks": pending,
+    "memory_snapshot": snapshots,
+    "memory_snapshot_tensors": live_tensors,
 }
 
 
