@@ -519,3 +519,22 @@ def test_every_header_of_a_table_has_a_name(render, head, names):
 def test_a_table_without_headers_gets_none(render):
     html = render(PAGE, "| | |\n|---|---|\n| 1 | 2 |\n").stdout
     assert "visually-hidden" not in html
+
+
+def test_what_others_traced_has_a_folder_of_its_own(render, book):
+    """Values, tables and drawings are quoted from it, and the appendix lists it."""
+    folder = book / "measurements"
+    (folder / "traces").mkdir()
+    (folder / "ring.csv").rename(folder / "traces/steps.csv")
+    text = (folder / "sources.toml").read_text(encoding="utf-8")
+    text = text.replace("[ring]", "[steps]").replace('licence = "', 'sha256 = "0a1b"\nlicence = "')
+    (folder / "traces/sources.toml").write_text(text, encoding="utf-8")
+    drawn = '::: {.diagram src="vis/ring.svg" table="traces/steps"}\n:::\n'
+    html = render(PAGE, drawn).stdout
+    assert "<svg" in html
+    assert 'href="../appendix/measurements.qmd#steps">Measured by others' in html
+    listed = render("appendix/measurements.qmd", "::: {.measurements}\n:::\n").stdout
+    assert 'href="../measurements/traces/steps.csv" download="steps.csv"' in listed
+    assert "0a1b" in listed
+    failed = render(PAGE, '[]{.val table="traces/rong" where="a=b" column="c"}\n')
+    assert "there is no measurements/traces/rong.csv (there are: steps)" in failed.stderr
