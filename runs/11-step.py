@@ -60,7 +60,7 @@ record(
     reached=100 * h100.REACHED,
     optimizer_ms=1e3 * OPTIMIZER,
     copies_ms=1e3 * sum(h100.COPIES) * sum(gradients),
-    stolen=100 * h100.STOLEN,
+    multiprocessors_percent=100 * h100.STOLEN,
     gradient_mb=sum(gradients) / 1e6,
     tensors=len(gradients),
     embedding_mb=gradients[0] / 1e6,
