@@ -14,6 +14,7 @@ FLOORS = [
     {"bucket"},
     {"accumulation", "hooks", "replicate", "ring", "sampler"},
     {"ddp", "launch", "naive", "zero"},
+    {"check"},
     {"miniddp"},
 ]
 """The rooms of miniddp: each imports from floors below (earlier in this list), or from itself."""

@@ -27,17 +27,16 @@ def main() -> int:
         )
         has_failed = True
         try:
-            names = run(options.program, options.m)
+            watched.names = run(options.program, options.m)
             has_failed = False
         except SystemExit as end:
             has_failed = bool(end.code)
             if has_failed:
                 raise
-            names = {}
         finally:
             watched.finish(has_failed)
             lines = read(verdict)
-    return judge(lines, names, options.strict)
+    return judge(lines, watched.names, options.strict)
 
 
 def parse() -> argparse.Namespace:

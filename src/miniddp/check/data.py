@@ -140,9 +140,8 @@ def same_samples(run: Run) -> Iterator[Finding]:
     for peers in training_epochs(run):
         if not all(reads_everything(event) for event in peers):
             continue
-        mine, others = (
-            samples_of(batches_of(run, r, peers[0])) for r in (0, 1)
-        )
+        mine = dict(samples_of(batches_of(run, 0, peers[0])))
+        others = dict(samples_of(batches_of(run, 1, peers[0])))
         if share_samples(mine, others):
             count = peers[0]["samples"]
             kind = "all samples on every rank"
@@ -156,14 +155,14 @@ def reads_everything(epoch: Event) -> bool:
     return bool((epoch["batches"] + 1) * size > epoch["samples"])
 
 
-def samples_of(batches: list[Event]) -> dict[int, list[int]]:
-    """The digests of each sample that was read, by its index."""
-    samples = {}
+def samples_of(batches: list[Event]) -> list[tuple[int, list[int]]]:
+    """Of each sample that was read its index and its digests."""
+    samples = []
     for batch in batches:
         indices = batch["indices"] or []
         columns = [c for c in batch["columns"] if len(c) == len(indices)]
         for number, index in enumerate(indices):
-            samples[index] = [column[number] for column in columns]
+            samples.append((index, [column[number] for column in columns]))
     return samples
 
 
@@ -228,10 +227,9 @@ def evaluated_twice(run: Run) -> Iterator[Finding]:
         if place(epoch) in trained(run, 0) or not is_added_up(run, epoch):
             continue
         read = [
-            index
+            (index, *columns)
             for rank in run.ranks
-            for batch in batches_of(run, rank, epoch)
-            for index in batch["indices"] or []
+            for index, columns in samples_of(batches_of(run, rank, epoch))
         ]
         twice = len(read) - len(set(read))
         if twice and len(set(read)) == epoch["samples"]:

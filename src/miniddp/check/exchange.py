@@ -20,6 +20,8 @@ from miniddp.check.recorder import Recorder, Rows, Sample, line_of, user_frames
 TICK_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0
 """Where no rank moves for so long, it may be a hang."""
+ANSWER_SECONDS = 2.0
+"""How long a rank that has been asked for its notes may take."""
 LAST_WAIT_SECONDS = 5.0
 """How long a rank that has ended waits for the notes of the others."""
 
@@ -77,7 +79,8 @@ class Exchange(threading.Thread):
         beats = self.beats()
         if self.hangs(beats) and self.is_first("hang"):
             self.report(self.gather(stuck=beats))
-        all_over = all(beat["has_watched"] for beat in beats)
+        has_watched = [beat["has_watched"] for beat in beats]
+        all_over = has_watched.count(True) == self.world_size
         if self.rank == 0 and all_over and not self.has_reported_steps:
             self.has_reported_steps = True
             self.report(self.gather())
@@ -88,18 +91,32 @@ class Exchange(threading.Thread):
         self.join(LAST_WAIT_SECONDS)
         try:
             self.resolve()
-            self.beat(is_done=True)
+            self.beat(is_done=True, has_failed=has_failed)
             self.publish()
             if (self.rank == 0 or has_failed) and self.is_first("end"):
-                self.wait_for_the_end()
-                self.report(self.gather())
+                if not has_failed:
+                    self.wait_for_the_end()
+                self.report(self.gather(self.left_alone(has_failed)))
         except dist.DistError:
             pass  # the store has ended before us: another rank had the word
+
+    def left_alone(self, has_failed: bool) -> list[Event]:
+        """Where the ranks are, if a call here broke off as others had ended."""
+        place = self.recorder.broken_place
+        beats = self.beats()
+        mine = beats[self.rank]
+        mine.update(is_done=False, place=place, stack=[place.get("line", "")])
+        has_ended = any(beat["is_done"] for beat in beats)
+        mine["has_failed"] = False
+        others_failed = any(beat["has_failed"] for beat in beats)
+        is_alone = has_failed and has_ended and not others_failed
+        return beats if is_alone and place.get("group") == "" else []
 
     def wait_for_the_end(self) -> None:
         deadline = time.monotonic() + LAST_WAIT_SECONDS
         while time.monotonic() < deadline:
-            if all(beat["is_done"] for beat in self.beats()):
+            done = [beat["is_done"] for beat in self.beats()]
+            if done.count(True) == self.world_size:
                 return
             time.sleep(TICK_SECONDS / 4)
 
@@ -109,7 +126,7 @@ class Exchange(threading.Thread):
     def wanted(self, more: int) -> int:
         return int(self.store.add(self.key("wanted", 0), more))
 
-    def beat(self, is_done: bool) -> None:
+    def beat(self, is_done: bool, has_failed: bool = False) -> None:
         frame = sys._current_frames().get(self.main_thread or 0)
         stack = []
         inner = frame
@@ -129,6 +146,7 @@ class Exchange(threading.Thread):
             "still": time.monotonic() - self.still_since,
             "stack": lines,
             "is_done": is_done,
+            "has_failed": has_failed,
             "has_watched": is_done or not self.recorder.is_watching,
             "time": time.time(),
         }
@@ -137,7 +155,7 @@ class Exchange(threading.Thread):
     def beats(self) -> list[Event]:
         keys = [self.key("beat", rank) for rank in range(self.world_size)]
         if not self.store.check(keys):
-            return [{"place": {}, "is_done": False, "has_watched": False}]
+            return []
         return [json.loads(text) for text in self.store.multi_get(keys)]
 
     def hangs(self, beats: list[Event]) -> bool:
@@ -170,7 +188,7 @@ class Exchange(threading.Thread):
         number = self.wanted(1)
         self.publish()
         keys = [self.key("answered", rank) for rank in range(self.world_size)]
-        deadline = time.monotonic() + LAST_WAIT_SECONDS
+        deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
             if self.store.check(keys):
                 answers = self.store.multi_get(keys)

@@ -246,7 +246,7 @@ class Probes:
                 random=random_state(),
             )
             self.note_buffers(event, wrapper)
-        group = "" if sends_buffers_now(wrapper) else None
+        group = "" if will_send or sends_buffers_now(wrapper) else None
         with self.recorder.inside("the forward pass", group=group, shape=None):
             output = original(wrapper, *args, **kwargs)
         if will_send:

@@ -18,6 +18,8 @@ from miniddp.check.finding import Event
 
 SAMPLED = 1024
 """At most so many elements of a tensor are compared, evenly spread."""
+COMPUTING = ("the forward pass", "the data loader")
+"""What takes a rank's own time, though it may wait in it too."""
 PACKAGE = str(Path(__file__).parents[1])
 NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
@@ -39,6 +41,8 @@ class Recorder:
         self.ranks: tuple[int, ...] = ()
         self.place: Event = {}
         """The call that may wait for other ranks in which this one is."""
+        self.broken_place: Event = {}
+        """The call that has raised, if one has."""
         self.calls = 0
         """How many such calls it has begun."""
         self.free_since = time.monotonic()
@@ -58,12 +62,16 @@ class Recorder:
             "operation": operation,
             "calls": self.calls,
             "since": time.monotonic(),
+            "line": user_line(),
             **facts,
         }
         try:
             yield
+        except BaseException:
+            self.broken_place = self.broken_place or self.place
+            raise
         finally:
-            if facts["group"] is not None and not before:
+            if operation not in COMPUTING and not before:
                 self.free_since += time.monotonic() - self.place["since"]
             self.place = before
 

@@ -44,13 +44,17 @@ def not_wrapped(run: Run) -> Iterator[Finding]:
 
 def weights(run: Run) -> Iterator[Finding]:
     """They differ, though the gradients of all steps before were equal."""
-    before: Event = {}
+    before: tuple[Event, ...] = ()
     for peers in run.replicas():
         first = peers[0]
         ranks = first["ranks"]
         name = first_difference(peers, "weights")
+        if name is not None and lacks_state(before):
+            lacking = "one rank has loaded what others have not"
+            yield found("optimizer state differs", first, ranks, name=lacking)
+            return
         if name is not None and before:
-            since = before["step"]
+            since = before[0]["step"]
             yield found("weights differ", first, ranks, since=since, name=name)
             return
         if name is not None:
@@ -69,7 +73,13 @@ def weights(run: Run) -> Iterator[Finding]:
             differing = differing_settings(peers)
             yield found("settings differ", first, ranks, differing=differing)
             return
-        before = first
+        before = peers
+
+
+def lacks_state(peers: tuple[Event, ...]) -> bool:
+    """Whether a rank holds the state of other parameters than the rest."""
+    states = [sorted(event.get("state", {})) for event in peers]
+    return any(state != states[0] for state in states)
 
 
 def with_same_state(peers: tuple[Event, ...]) -> tuple[Event, ...]:

@@ -34,6 +34,8 @@ class Session:
         self.exchange: Exchange | None = None
         self.report = Report(options.as_json)
         self.pid = 0
+        self.names: dict[str, Any] = {}
+        """The script's, which live until the end of the process, as ever."""
 
     def install(self) -> None:
         Probes(self.recorder).install()

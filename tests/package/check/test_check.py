@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from miniddp.check import __main__ as command
+from miniddp.check.finding import TABLE
 from miniddp.launch import RanksFailed, run_ranks
 
 from .watched import HERE, findings, fork_workers, written
@@ -48,10 +49,8 @@ def test_the_page_lists_the_programs() -> None:
 
 
 def test_the_pages_that_are_named_exist() -> None:
-    source = "".join(file.read_text() for file in (ROOT / "src/miniddp/check").glob("*.py"))
-    pages = set(re.findall(r'"((?:chapters|appendix)/[\w-]+)\.html#([\w-]+)"', source))
-    assert len(pages) > 15
-    for page, anchor in pages:
+    for finding in TABLE.values():
+        page, anchor = re.fullmatch(r"(\w+/[\w-]+)\.html#([\w-]+)", finding["page"]).groups()
         assert f"{{#{anchor}}}" in (ROOT / f"{page}.qmd").read_text(encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ def watch(rank: int, script: Path) -> None:
     sys.path.insert(0, str(script.parent))
     has_failed = True
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        watched.names = runpy.run_path(str(script), run_name="__main__")
         has_failed = False
     finally:
         watched.finish(has_failed)
