@@ -7,6 +7,7 @@
 # %% name="setup"
 import re
 import tempfile
+import textwrap
 from pathlib import Path
 
 import torch
@@ -55,3 +56,21 @@ assert len(calls) == 6
 assert "call 2: gloo:all_reduce [[4]]" in calls[3], "rank 1 is a call ahead"
 assert all("report_loss" in calls[number] for number in (1, 5))
 print(said)
+
+# %% [markdown]
+# A rank that was killed has left no file.
+
+# %% name="incomplete"
+(dumps / "rank_1").unlink()
+options = (str(dumps), "--prefix", "rank_")
+refused = ""
+try:
+    run("-c", analyser, *options)
+except RuntimeError as error:
+    refused = str(error).splitlines()[-1]
+assert "Missing dump files from ranks {1}" in refused
+print(refused)
+said = run("-c", analyser, *options, "--allow-incomplete-ranks")
+assert "We cannot decide" in said
+sentences = re.findall(r"We cannot decide .*? information\.", said)
+print(textwrap.fill(sentences[0], 76))
