@@ -150,10 +150,15 @@ def alike(trace: DeviceTrace) -> list[Alike]:
 
 
 class Place(NamedTuple):
-    """What the ranks' kernels of one collective have in common."""
+    """What the ranks' kernels of one collective have in common.
+
+    `number` counts those of the kind in the step and the group: kernels of different
+    kinds may run on different streams, and start in another order on another rank.
+    """
 
     step: str
     group: str
+    kind: str
     number: int
 
 
@@ -187,10 +192,10 @@ class Collective(NamedTuple):
 def collectives(traces: Sequence[DeviceTrace]) -> list[Collective]:
     """The collectives that all ranks recorded, in the order of the first rank.
 
-    They belong together by their step, their group and their place in both.
+    They belong together by their step, group and kind, and by their number in these.
 
     Raises:
-        TraceError: Fewer than two ranks, a rank twice, or ranks of other programs.
+        TraceError: Fewer than two ranks, a rank twice, or no collective in common.
     """
     ranks = _ranks(traces)
     kernels = {rank: _by_place(trace) for rank, trace in ranks.items()}
@@ -204,7 +209,6 @@ def collectives(traces: Sequence[DeviceTrace]) -> list[Collective]:
 def _collective(
     place: Place, ranks: dict[int, DeviceTrace], kernels: dict[int, dict[Place, Work]]
 ) -> Collective:
-    kinds = set()
     starts = {}
     ends = {}
     begin_ns = min(trace.clock_ns for trace in ranks.values())
@@ -213,14 +217,7 @@ def _collective(
         later = 1e-9 * (trace.clock_ns - begin_ns)
         starts[rank] = round(later + kernel.start, NANOSECOND)
         ends[rank] = round(later + kernel.end, NANOSECOND)
-        if kernel.message:
-            kinds.add(kernel.message.kind)
-    if len(kinds) > 1:
-        raise TraceError(
-            f"collective {place.number} of the ranks is {' and '.join(sorted(kinds))}: "
-            "expected traces of the same step of one job"
-        )
-    return Collective(kinds.pop(), starts, ends)
+    return Collective(place.kind, starts, ends)
 
 
 def late_rank(together: Sequence[Collective]) -> int | None:
@@ -246,12 +243,13 @@ def _ranks(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:
 
 
 def _by_place(trace: DeviceTrace) -> dict[Place, Work]:
-    """The collectives by step, group, and number in both."""
-    counts: dict[tuple[str, str], int] = defaultdict(int)
+    """The collectives by their places."""
+    counts: dict[tuple[str, str, str], int] = defaultdict(int)
     found = {}
     for work in trace.messages:
-        group = work.message.group if work.message else ""
-        number = counts[work.step, group]
-        counts[work.step, group] += 1
-        found[Place(work.step, group, number)] = work
+        if not work.message:
+            continue
+        alike = (work.step, work.message.group, work.message.kind)
+        found[Place(*alike, counts[alike])] = work
+        counts[alike] += 1
     return found

@@ -178,6 +178,9 @@ class _HostEvent(NamedTuple):
 def read_devices(path: str | Path) -> list[DeviceTrace]:
     """The trace of each device in the file, gzip or not.
 
+    Where the file has several steps, what was launched before the recording began or
+    after the last step is left out, as HolisticTraceAnalysis does.
+
     Raises:
         TraceError: The file is none of torch.profiler, is cut off, or holds no kernel.
     """
@@ -267,6 +270,7 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
     for events in (*steps.values(), *notes.values()):
         events.sort(key=lambda event: (event.start, -event.end))
 
+    last_end = _end_of_steps(steps.values())
     devices = defaultdict(list)
     for row in rows:
         kind = _device_kind(row)
@@ -275,6 +279,8 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
         event = _host_event(row, first)
         args = event.args
         launch = _launch_of(event, launches.get(args.get("correlation"), []))
+        if last_end is not None and (launch is None or launch.start > last_end):
+            continue
         step = None
         message = None
         if launch:
@@ -296,6 +302,12 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
         )
         devices[str(args.get("device", event.process))].append(work)
     return devices
+
+
+def _end_of_steps(steps: Iterable[Sequence[_HostEvent]]) -> float | None:
+    """When the last of the steps ends; None if there are fewer than two."""
+    ends = {event.name: event.end for events in steps for event in events}
+    return max(ends.values()) if len(ends) > 1 else None
 
 
 def _device_kind(row: dict[str, Any]) -> str | None:

@@ -126,6 +126,19 @@ def test_a_kernel_belongs_to_the_step_that_launched_it(tmp_path):
     assert [work.start for work in of_step(trace, "ProfilerStep#1")] == [130e-6]
 
 
+def test_what_the_steps_have_not_launched_is_left_out(tmp_path):
+    """With one step it counts: nothing tells where the recording should have begun."""
+    before = launched(1, 0, "gemm", 10, 5)[1:]
+    after = launched(3, 210, "gemm", 220, 5)
+    inside = launched(2, 20, "gemm", 30, 5)
+    first = event("user_annotation", "ProfilerStep#1", 0, 100)
+    second = event("user_annotation", "ProfilerStep#2", 100, 100)
+    one = read(tmp_path, [first, *before, *inside, *after])
+    two = read(tmp_path, [first, second, *before, *inside, *after])
+    assert len(one.work) == 3
+    assert [work.start for work in two.work] == [30e-6]
+
+
 OLD_CATEGORIES = {
     "kernel": "Kernel",
     "gpu_memcpy": "Memcpy",
@@ -276,6 +289,18 @@ def test_ranks_that_take_turns_are_not_late(tmp_path):
     assert late_rank(collectives(three(tmp_path, arrivals))) is None
 
 
+def test_kinds_that_start_in_another_order_still_belong_together(tmp_path):
+    """An all-reduce and an all-to-all on two streams."""
+    for rank, (first, second) in enumerate([(0, 50), (50, 0)]):
+        rows = [event("cpu_op", "begin", 0, 1)]
+        rows += launched(1, first, ALL_REDUCE, 100 + first, 100 - first, NCCL_STREAM)
+        rows += launched(2, second, "ncclKernel_AllToAll_x", 100 + second, 100 - second, 21)
+        write(tmp_path / f"{rank}.json", rows, distributedInfo={"rank": rank})
+    traces = [read_devices(tmp_path / f"{rank}.json")[0] for rank in range(2)]
+    found = {collective.kind: collective.last for collective in collectives(traces)}
+    assert found == {"all-reduce": 1, "all-to-all": 0}
+
+
 def test_the_clocks_of_the_files_are_brought_together(tmp_path):
     """Kineto counts from a moment that the file names."""
     first = rank_trace(tmp_path / "a.json", 0, [100], base=1_700_000_000_000_000_000)
@@ -291,7 +316,7 @@ def test_ranks_that_do_not_belong_together(tmp_path):
     with pytest.raises(TraceError, match="are both of rank 0: expected one trace of each rank"):
         collectives([first, first])
     other = rank_trace(tmp_path / "b.json", 1, [100], name="ncclKernel_Broadcast_x")
-    with pytest.raises(TraceError, match="collective 0 of the ranks is all-reduce and broadcast"):
+    with pytest.raises(TraceError, match="share no collective: expected one job"):
         collectives([first, other])
     silent = rank_trace(tmp_path / "c.json", 1, [100], name="gemm")
     with pytest.raises(TraceError, match="share no collective: expected one job"):
