@@ -2,8 +2,9 @@
 
 import pytest
 
-LONGEST = ("test_pages", "test_commands", "test_faults", "test_ddp", "test_soak", "test_stages",
-           "test_interactive", "test_train", "test_data_parallel")  # fmt: skip
+LONGEST = ("test_pages", "test_commands", "test_faults", "test_cluster", "test_preemptible",
+           "test_ddp", "test_soak", "test_stages", "test_interactive", "test_train",
+           "test_data_parallel")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
