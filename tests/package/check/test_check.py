@@ -31,6 +31,33 @@ def test_nothing_is_found_in_a_right_program(program: Path) -> None:
     assert findings(program) == []
 
 
+CLINIC = {
+    "branch.evaluate_on_rank_0": "other calls",
+    "uneven.train_unevenly": "other calls",
+    "stop.stop_alone": "other calls",
+    "around.call_the_module": "around the wrapper",
+    "unfreeze.unfreeze_after_wrapping": "not in the mean",
+    "norm.keep_the_statistics_of_rank_0": "statistics of one rank",
+    "nan.step_with_whatever_comes": "not finite",
+}
+"""Of chapter 14; the others fail by themselves, have no step, or are a matter of time."""
+
+
+@pytest.mark.parametrize("name", CLINIC)
+def test_the_clinics_cases_are_named(name: str, tmp_path: Path) -> None:
+    module, _, function = name.partition(".")
+    text = f"""
+import sys
+
+sys.path.insert(0, {str(ROOT / "runs")!r})
+from clinic import {module}
+
+{module}.{function}(rank)
+"""
+    found = findings(written(tmp_path, text), may_fail=True)
+    assert [finding["name"] for finding in found][:1] == [CLINIC[name]]
+
+
 def test_there_are_enough_programs() -> None:
     assert len(WRONG) >= 60
     assert len(RIGHT) >= 20
