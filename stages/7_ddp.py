@@ -70,6 +70,7 @@ def main():
             report(step, loss)
     verify_replicas(model)
     evaluate(model, test)
+    del ddp  # torch's class in its place would hold the group
     destroy_process_group()
 
 

@@ -228,6 +228,7 @@ def main():
         log(f"{tokens / seconds:.0f} tokens a second")
     loss, right = evaluate(model, test, options)
     log(f"held-out loss {loss:.4f}, right in {right:.1%} of the next tokens")
+    del ddp  # torch's class in its place would hold the group
     destroy_process_group()
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.utils import _pytree as pytree
 
+import miniddp
 import shakespeare
 from miniddp import run_ranks
 
@@ -91,6 +92,20 @@ def test_stage_1_is_off_by_rounding_alone(outputs):
     off = re.findall(r"off by (\S+) at most in torch\.(\w+)", outputs[0][0])
     assert [dtype for _, dtype in off] == ["float32", "float64"]
     assert all(float(difference) < 1e-7 for difference, _ in off)
+
+
+def run_with_torchs_class(rank, stage):
+    torch.set_num_threads(1)
+    miniddp.DistributedDataParallel = nn.parallel.DistributedDataParallel
+    miniddp.DistributedSampler = torch.utils.data.DistributedSampler
+    sys.argv = [str(stage)]
+    runpy.run_path(str(stage), run_name="__main__")
+
+
+@pytest.mark.parametrize("stage", STAGES[7:], ids=lambda stage: stage.stem)
+def test_with_torchs_class_a_stage_has_the_same_loss_and_ends(stage, alone):
+    output, _ = run_ranks(run_with_torchs_class, 2, stage, backend=None, timeout=120).outputs
+    assert losses(output)[0] == pytest.approx(alone, abs=1e-3)
 
 
 def test_the_last_stage_resumes(tmp_path):
