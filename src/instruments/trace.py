@@ -53,12 +53,16 @@ class Trace:
 
 
 def load(path: str | Path) -> Any:
-    """The content of a JSON file, gzip or not. Raises `TraceError`."""
+    """The content of a JSON file, gzip or not. Raises `TraceError`.
+
+    Names with control characters or bytes that are no UTF-8 are read too: the profiler
+    writes them as they come.
+    """
     try:
         data = Path(path).read_bytes()
         if data.startswith(GZIP):
             data = gzip.decompress(data)
-        return json.loads(data)
+        return json.loads(data.decode(errors="replace"), strict=False)
     except OSError as error:
         reason = error.strerror or "its compression is damaged"
         raise TraceError(f"cannot read the trace {path}: {reason}") from error

@@ -228,11 +228,14 @@ def late_rank(together: Sequence[Collective]) -> int | None:
 
 
 def _ranks(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:
+    """The traces by rank: what their files say, else their place among the traces."""
     if len(traces) < 2:
         raise TraceError("expected the traces of two ranks or more")
+    devices = {(trace.path, trace.device) for trace in traces}
+    of_one_file = len({path for path, _ in devices}) == 1 and len(devices) > 1
     found: dict[int, DeviceTrace] = {}
     for place, trace in enumerate(traces):
-        rank = place if trace.rank is None else trace.rank
+        rank = place if trace.rank is None or of_one_file else trace.rank
         if rank in found:
             raise TraceError(
                 f"{found[rank].path} and {trace.path} are both of rank {rank}: "

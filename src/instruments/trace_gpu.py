@@ -194,7 +194,7 @@ def read_devices(path: str | Path) -> list[DeviceTrace]:
         first = min((float(row["ts"]) for row in rows), default=0.0)
         devices = _devices(rows, first)
         properties = content.get("deviceProperties") or []
-        hardware = {str(gpu["id"]): gpu["name"] for gpu in properties}
+        hardware = {str(gpu.get("id")): str(gpu.get("name")) for gpu in properties}
         group = content.get("distributedInfo") or {}
         base_ns = int(content.get("baseTimeNanoseconds") or 0)
         rank = _number(group.get("rank"))

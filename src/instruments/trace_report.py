@@ -45,7 +45,11 @@ def report(traces: Sequence[DeviceTrace]) -> str:
     """All about one device; of several, a line each and what they did together."""
     if len(traces) == 1:
         return "\n".join(lines_of_one(traces[0]))
-    return "\n".join([*lines_of_many(traces), *lines_of_collectives(traces)])
+    lines = lines_of_many(traces)
+    of_one_file = len({trace.path for trace in traces}) == 1
+    if of_one_file and not all(trace.messages for trace in traces):
+        return "\n".join([*lines, "", "no messages between the devices"])
+    return "\n".join([*lines, *lines_of_collectives(traces)])
 
 
 def lines_of_one(trace: DeviceTrace) -> list[str]:

@@ -235,7 +235,7 @@ def test_kernels_of_other_makers_are_told_apart(tmp_path, name, kind):
     assert work.kind == kinds[kind]
 
 
-def test_two_processes_in_a_file_are_two_traces(tmp_path):
+def two_processes():
     """Both use the same numbers for their launches."""
     events = step()
     for row in step():
@@ -243,11 +243,34 @@ def test_two_processes_in_a_file_are_two_traces(tmp_path):
         args = {**row["args"], "device": 1} if on_gpu else row["args"]
         pid = 1 if on_gpu else HOST + 1
         events.append({**row, "ts": row["ts"] + 5000, "pid": pid, "args": args})
-    traces = read_devices(write(tmp_path / "both.json", events))
+    return events
+
+
+def test_two_processes_in_a_file_are_two_traces(tmp_path):
+    traces = read_devices(write(tmp_path / "both.json", two_processes()))
     assert [trace.device for trace in traces] == ["0", "1"]
     first, second = (figures(trace.work) for trace in traces)
     assert microseconds(first.idle) == microseconds(second.idle) == (0, 10, 100)
     assert second.lead.median == pytest.approx(first.lead.median)
+
+
+def test_two_devices_in_a_file_are_compared_as_ranks(tmp_path):
+    path = write(tmp_path / "both.json", two_processes(), distributedInfo={"rank": 0})
+    shown = command(path)
+    assert shown.returncode == 0, shown.stderr
+    assert "rank 0, device 1" in shown.stdout
+    assert "shortest on" in shown.stdout
+    alone = [row for row in two_processes() if row["name"] != ALL_REDUCE]
+    shown = command(write(tmp_path / "alone.json", alone))
+    assert "no messages between the devices" in shown.stdout, shown
+
+
+def test_a_name_that_is_no_text_is_read(tmp_path):
+    content = json.dumps(launched(1, 0, "gemm<NAME>", 10, 10)).encode()
+    path = tmp_path / "trace.json"
+    path.write_bytes(content.replace(b"<NAME>", b"\xff\t"))
+    [trace] = read_devices(path)
+    assert trace.work[0].name.startswith("gemm")
 
 
 def test_a_call_that_begins_after_its_kernel_is_still_its_launch(tmp_path):
