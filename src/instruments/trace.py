@@ -72,7 +72,8 @@ def load(path: str | Path) -> Any:
         ) from error
     except (ValueError, RecursionError) as error:
         raise TraceError(
-            f"{path} is not a trace: it does not hold valid JSON"
+            f"{path} is not a trace: it does not hold valid JSON. Expected: what "
+            "torch.profiler writes, whole, gzip or not"
         ) from error
 
 

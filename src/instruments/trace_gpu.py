@@ -203,7 +203,7 @@ def read_devices(path: str | Path) -> list[DeviceTrace]:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise TraceError(
             f"{path} is not a trace of torch.profiler: expected its JSON, with "
-            f"traceEvents ({error!r})"
+            "traceEvents that have names and times"
         ) from error
     if not devices:
         raise TraceError(
