@@ -22,9 +22,11 @@ from typing import Any
 from instruments.breakdown import recorded_steps
 from instruments.intervals import intersect, length
 from instruments.memory_snapshot import GIB, by_bytes, read_snapshot
+from instruments.tensors import MODELS
 from instruments.trace import Event, Trace, read_trace
 from instruments.trace_figures import Figures, collectives, figures, of_step
 from instruments.trace_gpu import COMPUTE, DeviceTrace, Work, read_devices
+from miniddp.bucket import MIB, plan_buckets
 
 TABLES = Path(__file__).parents[2] / "measurements/traces"
 
@@ -132,6 +134,29 @@ def messages(files: Sequence[Path]) -> list[Row]:
                 }
             )
     return rows
+
+
+def buckets(files: Sequence[Path]) -> list[Row]:
+    """The all-reduces of `A100_STEP`, each beside a bucket that is planned for them."""
+    [trace] = read_devices(files[0])
+    sent = [
+        work.message.elements
+        for work in of_step(trace, A100_STEP)
+        if work.message and work.message.kind == "all-reduce"
+    ]
+    parameters = MODELS["resnet-50"].parameters
+    sizes = [4 * parameter.elements for parameter in parameters]
+    last_first = range(len(sizes) - 1, -1, -1)
+    plan = plan_buckets(sizes, ["float32"] * len(sizes), last_first, 25 * MIB, MIB)
+    return [
+        {
+            "elements": str(elements),
+            "planned_elements": str(sum(parameters[i].elements for i in bucket)),
+            "first_parameter": parameters[bucket[0]].name,
+            "last_parameter": parameters[bucket[-1]].name,
+        }
+        for elements, bucket in zip(sent, plan, strict=True)
+    ]
 
 
 def phases(files: Sequence[Path]) -> list[Row]:
@@ -406,6 +431,7 @@ MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
     "resnet50_2xa100_messages": messages,
     "resnet50_2xa100_host": host_parts,
     "resnet50_2xa100_bounds": bounds,
+    "resnet50_2xa100_buckets": buckets,
     "resnet50_2xa100_events": events_of(A100_STEP),
     "compiled_2xv100_steps": steps,
     "compiled_2xv100_phases": phases,
