@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site serve preview test site-to-test is-exercise is-stage test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults cluster fuzz soak constraints clean
+.PHONY: help site downloads serve preview test site-to-test is-exercise is-stage test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults cluster fuzz soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -25,6 +25,9 @@ help: ## this list
 
 site: ## make the book's site in _site: with Quarto, else with Pandoc (WITH=quarto, WITH=plain)
 	@$(PYTHON) tools/build_site.py $(if $(WITH),--$(WITH))
+
+downloads: ready-site ## add EPUB, text, exercises to the plain build in _site (and PDF, with typst installed)
+	@$(BIN)/python tools/downloads.py
 
 serve: ## serve _site on this machine (PORT=8000)
 	@$(PYTHON) tools/build_site.py --serve --port $(PORT)

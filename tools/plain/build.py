@@ -31,6 +31,7 @@ import pypandoc
 import yaml
 
 HERE = Path(__file__).resolve().parent
+BROWSER = HERE.parents[1] / "theme/plain"
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)"></x-ref>')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
@@ -365,7 +366,7 @@ def sections(entry: Rendered, text: str) -> Iterator[dict[str, str]]:
 
 def copy_assets(config: dict[str, Any], source: Path, site: Path) -> None:
     for name in ("plain.css", "plain.js"):
-        copy(HERE / name, site / "plain" / name)
+        copy(BROWSER / name, site / "plain" / name)
     for pattern in as_list(config.get("project", {}).get("resources")):
         for path in source.glob(pattern.removeprefix("/")):
             copy(path, site / path.relative_to(source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -108,6 +109,44 @@ def test_navigation_says_where_you_are(book: Book) -> None:
     assert 'class="next" rel="next" href="words.html"' in two
     assert "<title>Two · Small &amp; good</title>" in two
     assert 'class="prev"' not in book.read("index.html")
+
+
+def test_pages_below_a_page_are_one_entry_of_the_navigation(book: Book) -> None:
+    part = "    - part: runs.qmd\n      chapters: [runs/one.qmd, runs/two.qmd]\n"
+    book.write("_quarto.yml", CONFIG + part)
+    for name in ("runs", "runs/one", "runs/two"):
+        book.write(f"{name}.qmd", f"# Run {name}\n")
+    book.build()
+    assert re.findall("Run runs[/a-z]*", book.read("index.html")) == ["Run runs"]
+    shown = re.findall("<li>.*?(Run [/a-z]*)", book.read("runs/one.html"))
+    assert shown == ["Run runs", "Run runs/one", "Run runs/two"]
+
+
+def test_a_page_for_addresses_that_lead_nowhere_works_at_any(book: Book) -> None:
+    book.write("_quarto.yml", CONFIG + "  site-url: https://example.org/a/book\n")
+    book.write("404.qmd", "# Lost\n\n[Hello](index.qmd)\n")
+    book.build()
+    lost = book.read("404.html")
+    assert lost.index('<base href="/a/book/">') < lost.index("<link")
+    assert '<a href="index.html">Hello</a>' in lost
+    assert "canonical" not in lost
+    assert "Lost" not in book.read("index.html") + book.read("search.json")
+    locations = re.findall("<loc>(.*?)</loc>", book.read("sitemap.xml"))
+    assert locations[1] == "https://example.org/a/book/chapters/one.html"
+    assert len(locations) == 4
+
+
+def test_the_search_reads_sections_as_they_are_shown(book: Book) -> None:
+    book.page(
+        "Before.\n\n## Deep *down* {#d}\n\n$x$ and `a < b`\n\n<svg><text>unread</text></svg>\n"
+    )
+    sections = [each for each in json.loads(book.read("search.json")) if "one" in each["href"]]
+    assert sections == [
+        {"href": "chapters/one.html", "title": "One", "section": "",
+         "text": "Figure 1: A picture Before."},
+        {"href": "chapters/one.html#d", "title": "One", "section": "Deep down",
+         "text": "x and a < b"},
+    ]  # fmt: skip
 
 
 def test_what_a_page_refers_to_is_copied(book: Book) -> None:
