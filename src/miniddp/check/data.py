@@ -142,6 +142,10 @@ def same_samples(run: Run) -> Iterator[Finding]:
             continue
         mine = dict(samples_of(batches_of(run, 0, peers[0])))
         others = dict(samples_of(batches_of(run, 1, peers[0])))
+        overlap = overlap_of(list(mine.values()), list(others.values()))
+        if overlap and not share_samples(mine, others):
+            kind = "overlapping shares"
+            yield found(kind, peers[0], run.ranks, count=overlap)
         if share_samples(mine, others):
             count = peers[0]["samples"]
             kind = "all samples on every rank"
@@ -178,6 +182,14 @@ def share_samples(
         if len(pairs) >= BATCHES and all(one == other for one, other in pairs):
             return True
     return False
+
+
+def overlap_of(mine: list[list[int]], others: list[list[int]]) -> int:
+    """How many samples both have read, if they are many, wherever they lie."""
+    kinds = {tuple(columns) for columns in mine}
+    both = kinds & {tuple(columns) for columns in others}
+    are_many = len(both) >= max(SHARED + 1, len(kinds) / 5)
+    return len(both) if are_many and () not in both else 0
 
 
 def same_workers(run: Run) -> Iterator[Finding]:

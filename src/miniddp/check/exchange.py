@@ -44,7 +44,9 @@ class Exchange(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.recorder = recorder
-        self.store = store
+        self.script_store = store
+        """Kept, as rank 0's may be the server of all."""
+        self.store = store.clone()
         self.rank = rank
         self.world_size = world_size
         self.patience = min(PATIENCE_SECONDS, timeout / 3)
@@ -58,7 +60,7 @@ class Exchange(threading.Thread):
         self.has_reported_steps = False
         self.last_beats: list[Event] = []
         self.heard: list[float] = [time.monotonic()] * world_size
-        store.set_timeout(timedelta(seconds=LAST_WAIT_SECONDS))
+        self.store.set_timeout(timedelta(seconds=LAST_WAIT_SECONDS))
         self.beat(is_done=False)
 
     def key(self, name: str, rank: int) -> str:

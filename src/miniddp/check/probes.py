@@ -155,9 +155,10 @@ class Probes:
         tensor = args[0] if args and isinstance(args[0], Tensor) else None
         group = group_name(kwargs.get("group"), args)
         shape = tuple(tensor.shape) if tensor is not None else None
-        facts: Event = {"group": group, "shape": None}
+        facts: Event = {"group": group, "shape": None, "elements": 1}
         if name in SAME_SHAPE and tensor is not None:
             facts["shape"] = f"{shape} {tensor.dtype}"
+            facts["elements"] = tensor.numel()
         event: Event = {}
         if self.recorder.is_watching:
             event = self.recorder.note(
@@ -370,8 +371,9 @@ class Probes:
         """In the variables of the script: of modules, and of `self`."""
         for frame in user_frames(sys._getframe(1)):
             values = list(frame.f_locals.values())
-            for value in list(values):
-                values += getattr(value, "__dict__", {}).values()
+            values += getattr(
+                frame.f_locals.get("self"), "__dict__", {}
+            ).values()
             for value in values:
                 if isinstance(value, nn.Module):
                     for name, parameter in value.named_parameters():

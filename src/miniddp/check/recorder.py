@@ -147,6 +147,7 @@ def is_whole(parameter: Tensor) -> bool:
     """Not a part, as FSDP holds it, and not of a lazy module."""
     is_part = hasattr(parameter, "placements")
     is_part = is_part or hasattr(parameter, "_is_flat_param")
+    is_part = is_part or hasattr(parameter, "_fsdp_flattened")
     is_lazy = torch.nn.parameter.is_lazy(parameter)
     return not is_part and not is_lazy and parameter.layout == torch.strided
 

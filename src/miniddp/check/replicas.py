@@ -18,8 +18,8 @@ FAR_APART = 0.15
 
 def find(run: Run) -> Iterator[Finding]:
     if not run.reunites():
-        yield from not_wrapped(run)
-        yield from weights(run)
+        unwrapped = list(not_wrapped(run))
+        yield from unwrapped or weights(run)
     yield from left_out(run)
     yield from buffers(run)
     yield from statistics(run)
@@ -36,10 +36,18 @@ def not_wrapped(run: Run) -> Iterator[Finding]:
             continue
         is_split = any(e["num_replicas"] for e in run.all_of_kind("epoch"))
         began_equal = first_difference(steps[0], "weights") is None
+        if not is_split and not began_equal and shares_a_model(run):
+            return
         sure = "certain" if is_split or began_equal else "likely"
         first = peers[0]
         yield found("not wrapped", first, first["ranks"], sure, name=name)
         return
+
+
+def shares_a_model(run: Run) -> bool:
+    """Whether the ranks send tensors in training: perhaps parts of a model."""
+    collectives = run.all_of_kind("collective")
+    return any(e["step"] > 0 and e.get("elements", 1) > 1 for e in collectives)
 
 
 def weights(run: Run) -> Iterator[Finding]:
@@ -48,6 +56,9 @@ def weights(run: Run) -> Iterator[Finding]:
     for peers in run.replicas():
         first = peers[0]
         ranks = first["ranks"]
+        gradients = first_difference(peers, "gradients")
+        if gradients is not None and not first["is_wrapped"]:
+            return
         name = first_difference(peers, "weights")
         if name is not None and lacks_state(before):
             lacking = "one rank has loaded what others have not"
@@ -63,7 +74,7 @@ def weights(run: Run) -> Iterator[Finding]:
                 kind = "weights changed after wrapping"
             yield found(kind, first, ranks, name=name)
             return
-        if first_difference(peers, "gradients") is not None:
+        if gradients is not None:
             return
         state = first_difference(with_same_state(peers), "state")
         if state is not None:

@@ -67,7 +67,7 @@ class Session:
         store: Any = dist.distributed_c10d._get_default_store()
         self.exchange = Exchange(
             self.recorder,
-            store.clone(),
+            store,
             dist.get_rank(),
             world_size,
             timeout,

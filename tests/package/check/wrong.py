@@ -629,6 +629,18 @@ for x, label in DataLoader(Noisy(), batch_size=4, shuffle=True):
     step(ddp, optimizer, x)
 """,
     ),
+    "blocks that overlap": Wrong(
+        "overlapping shares",
+        """
+torch.manual_seed(rank)
+begin = 12 * rank
+shard = TensorDataset(dataset.tensors[0][begin : begin + 24])
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for (x,) in DataLoader(shard, batch_size=4, shuffle=True):
+    step(ddp, optimizer, x)
+""",
+    ),
     "random batches of one seed, without a loader": Wrong(
         "same samples",
         """
