@@ -80,6 +80,11 @@ KNOWN = [
         ),
     ),
     Known(
+        "a grad_dtype of its own, of a gradient that a hook took away: the error is torch's",
+        ("error",),
+        lambda spec, verdict: "to a tensor with grad_dtype" in verdict.why,
+    ),
+    Known(
         "an overflow hides what torch leaves local: ours refuses it",
         ("refused",),
         lambda spec, verdict: (
