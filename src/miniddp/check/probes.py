@@ -52,6 +52,8 @@ COLLECTIVES = (
     "scatter_object_list",
 )
 SAME_SHAPE = {"all_reduce", "broadcast", "reduce"}
+STEPS_BETWEEN = 10
+"""From one look for parameters without an optimizer to the next."""
 FIRST_STEPS = 2
 """In so many steps the optimizers' states are compared too."""
 
@@ -112,6 +114,9 @@ class Probes:
         self.recorder = recorder
         self.wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.named_before: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, tuple[list[int], list[str], list[Tensor]]
+        ] = weakref.WeakKeyDictionary()
         self.names: dict[int, str] = {}
         self.ranks: dict[int, list[int]] = {}
         """Of each wrapped parameter, by its id, those of its process group."""
@@ -461,18 +466,18 @@ class Probes:
         self.stepping.append(optimizer)
         if len(self.stepping) > 1 or not self.recorder.is_watching:
             return
-        parameters = [p for p in parameters_of(optimizer) if is_whole(p)]
-        names = [self.name_of(parameter) for parameter in parameters]
+        names, parameters = self.named(optimizer)
         held = [
-            p for p in parameters if p.grad is not None and not p.grad.is_sparse
+            (name, parameter.grad)
+            for name, parameter in zip(names, parameters, strict=True)
+            if parameter.grad is not None and not parameter.grad.is_sparse
         ]
+        gradients = Sample(
+            [name for name, _ in held], [gradient for _, gradient in held]
+        )
         ranks = self.recorder.ranks
         for parameter in parameters:
             ranks = tuple(self.ranks.get(id(parameter), ranks))
-        gradients = Sample(
-            [self.name_of(parameter) for parameter in held],
-            [p.grad for p in held if p.grad is not None],
-        )
         event = self.recorder.note(
             "step",
             line=user_line(),
@@ -484,15 +489,34 @@ class Probes:
             weights=Sample(names, parameters),
             gradients=gradients,
             is_finite=gradients.values.isfinite().all(),
-            unsent=[self.name_of(p) for p in held if id(p) not in self.ranks],
-            left_out=self.left_out(),
+            unsent=[
+                name
+                for name, parameter in zip(names, parameters, strict=True)
+                if parameter.grad is not None
+                and id(parameter) not in self.ranks
+            ],
         )
+        if self.recorder.step % STEPS_BETWEEN < FIRST_STEPS:
+            event["left_out"] = self.left_out()
         if self.recorder.step < FIRST_STEPS:
             event["state"] = sample_of_state(
                 optimizer, dict(zip(names, parameters, strict=False))
             )
         self.backward_lines = []
         self.is_scaled = False
+
+    def named(self, optimizer: Any) -> tuple[list[str], list[Tensor]]:
+        """Its parameters that are whole, and their names."""
+        everything = parameters_of(optimizer)
+        ids = [id(parameter) for parameter in everything]
+        if optimizer not in self.named_before:
+            self.named_before[optimizer] = ([], [], [])
+        known, names, parameters = self.named_before[optimizer]
+        if known != ids:
+            parameters = [p for p in everything if is_whole(p)]
+            names = [self.name_of(parameter) for parameter in parameters]
+            self.named_before[optimizer] = (ids, names, parameters)
+        return names, parameters
 
     def left_out(self) -> list[str]:
         """Parameters that have a gradient, and no optimizer."""
@@ -605,9 +629,7 @@ def sample_of_state(
 
 def sample_of_inputs(inputs: Iterable[Any]) -> Sample:
     tensors = [value for value in inputs if isinstance(value, Tensor)]
-    return Sample(
-        map(str, range(len(tensors))), [t.detach().clone() for t in tensors]
-    )
+    return Sample(map(str, range(len(tensors))), tensors)
 
 
 def random_state() -> int:

@@ -1,5 +1,6 @@
 """Notes of one rank: what happened, at which line, and where it is now."""
 
+import functools
 import site
 import sys
 import sysconfig
@@ -62,13 +63,13 @@ class Recorder:
             "operation": operation,
             "calls": self.calls,
             "since": time.monotonic(),
-            "line": user_line(),
             **facts,
         }
         try:
             yield
         except BaseException:
-            self.broken_place = self.broken_place or self.place
+            if not self.broken_place:
+                self.broken_place = {**self.place, "line": user_line()}
             raise
         finally:
             if operation not in COMPUTING and not before:
@@ -168,7 +169,11 @@ def user_line() -> str:
 
 
 def line_of(frame: FrameType) -> str:
-    file = Path(frame.f_code.co_filename)
-    if file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    return f"{file}:{frame.f_lineno}"
+    return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@functools.cache
+def short(file: str) -> str:
+    path = Path(file)
+    is_below = path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd()) if is_below else path)

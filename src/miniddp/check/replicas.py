@@ -115,7 +115,8 @@ def differing_settings(peers: tuple[Event, ...]) -> str:
 
 def left_out(run: Run) -> Iterator[Finding]:
     """A wrapped parameter has a gradient, and no optimizer changes it."""
-    for step in run.of_kind(0, "step")[-1:]:
+    steps = [e for e in run.of_kind(0, "step") if "left_out" in e]
+    for step in steps[-1:]:
         names = step["left_out"]
         if names:
             yield found(
