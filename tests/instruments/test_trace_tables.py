@@ -1,5 +1,8 @@
 """The tables of published traces are what the raw files give; what the pages say of them."""
 
+import re
+import tomllib
+
 import pytest
 
 from instruments.tensors import MODELS
@@ -12,6 +15,19 @@ from .raw_traces import FOLDER
 def test_every_table_has_a_source_and_a_maker():
     tables = {path.stem for path in TABLES.glob("*.csv")}
     assert tables == set(sources()) == set(MAKERS)
+
+
+def test_every_column_is_explained_and_stands_in_a_table():
+    text = (TABLES / "sources.toml").read_text(encoding="utf-8")
+    used = {column for name in MAKERS for column in read(name)[0]}
+    assert set(tomllib.loads(text)["columns"]) == used
+
+
+def test_the_extension_can_read_the_sources():
+    """It reads sections, comments and one quoted string per line, nothing else of TOML."""
+    line = re.compile(r"(#.*|\[\w+\]|\w+ = \"[^\"\\]+\"|)")
+    text = (TABLES / "sources.toml").read_text(encoding="utf-8")
+    assert [one for one in text.splitlines() if not line.fullmatch(one)] == []
 
 
 @pytest.mark.parametrize("name", MAKERS)
