@@ -46,8 +46,8 @@ class NoiseScale:
     def in_samples(self, per_rank):
         """The trace of the covariance over the squared length, of all steps."""
         ranks = dist.get_world_size()
-        dist.all_reduce(self.local)  # the mean over the ranks is less noisy
         local = self.local / ranks
+        dist.all_reduce(local)  # all ranks call this: their mean is less noisy
         noise = (local - self.joined) / (1 / per_rank - 1 / (ranks * per_rank))
         return (noise / (self.joined - noise / (ranks * per_rank))).item()
 
