@@ -6,6 +6,7 @@ from miniddp.check.finding import (
     Event,
     Finding,
     Run,
+    equal,
     first_difference,
     found,
 )
@@ -42,6 +43,8 @@ def why(run: Run, peers: tuple[Event, ...], before: list[list[Event]]) -> str:
     """The name of the finding that explains why a gradient differs."""
     forwards = [[e for e in es if e["kind"] == "forward"] for es in before]
     backwards = [[e for e in es if e["kind"] == "backward"] for es in before]
+    if not equal(peers, "passes"):
+        return "steps left out"
     if any(event["in_backward"] for event in peers):
         return "step inside backward"
     if not peers[0]["is_wrapped"]:

@@ -126,6 +126,7 @@ class Probes:
         self.in_backward = False
         self.stepping: list[torch.optim.Optimizer] = []
         self.backward_lines: list[str] = []
+        self.passes = 0
         self.is_scaled = False
         self.scaled: tuple[Tensor, Tensor] | None = None
 
@@ -306,6 +307,7 @@ class Probes:
         loss = tensors if isinstance(tensors, Tensor) else None
         line = user_line()
         self.backward_lines.append(line)
+        self.passes += 1
         if sends:
             self.recorder.note(
                 "collective",
@@ -485,6 +487,7 @@ class Probes:
             ranks=ranks,
             is_wrapped=bool(self.wrappers),
             in_backward=self.in_backward,
+            passes=self.passes,
             settings=settings_of(optimizer),
             weights=Sample(names, parameters),
             gradients=gradients,

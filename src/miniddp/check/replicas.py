@@ -11,6 +11,7 @@ from miniddp.check.finding import (
     found,
 )
 
+PASSES = 2
 STEPS_OF_STATISTICS = 8
 FAR_APART = 0.15
 """In standard deviations, between the running means of two ranks."""
@@ -20,6 +21,7 @@ def find(run: Run) -> Iterator[Finding]:
     if not run.reunites():
         unwrapped = list(not_wrapped(run))
         yield from unwrapped or weights(run)
+    yield from never_steps(run)
     yield from left_out(run)
     yield from buffers(run)
     yield from statistics(run)
@@ -111,6 +113,18 @@ def differing_settings(peers: tuple[Event, ...]) -> str:
             if len(set(values)) > 1:
                 differing.append(f"{key} is {', '.join(map(str, values))}")
     return "; ".join(differing[:3])
+
+
+def never_steps(run: Run) -> Iterator[Finding]:
+    """A rank computes gradients, and only others use theirs."""
+    steps = run.all_of_kind("step")
+    for rank in run.ranks:
+        backwards = run.of_kind(rank, "backward")
+        if run.of_kind(rank, "step") or len(backwards) < PASSES:
+            continue
+        if len(steps) >= PASSES and not run.stuck:
+            yield found("a rank never steps", backwards[-1], [rank], rank=rank)
+            return
 
 
 def left_out(run: Run) -> Iterator[Finding]:

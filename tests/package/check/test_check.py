@@ -1,6 +1,7 @@
 """`miniddp.check`: silent on right programs, and right about the wrong ones."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -73,6 +74,23 @@ def test_the_page_lists_the_programs() -> None:
     assert rows == [(finding, "; ".join(programs)) for finding, programs in names.items()]
     assert f"{len(WRONG)} wrong programs" in page
     assert f"{len(RIGHT)} right ones" in page
+
+
+def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
+    written(tmp_path, WRONG["called past its wrapper"].text)
+    output = run_ranks(run_in, 2, str(tmp_path), backend=None).outputs[0]
+    shown = re.search(r"(?s)```\n(miniddp.check: .*?)```", PAGE.read_text(encoding="utf-8"))
+    assert shown is not None
+    assert without_numbers(shown[1]) in without_numbers(output)
+
+
+def run_in(rank: int, folder: str) -> int:
+    os.chdir(folder)
+    return run_command(rank, "train.py")
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"train.py:\d+", "train.py", text)
 
 
 def test_the_pages_that_are_named_exist() -> None:

@@ -157,6 +157,30 @@ for x in mine():
             ddp.module[0].weight.clamp_(-0.3, 0.3)
 """,
     ),
+    "only rank 0 steps": Wrong(
+        "a rank never steps",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    if rank == 0:
+        optimizer.step()
+""",
+    ),
+    "one rank steps more rarely": Wrong(
+        "steps left out",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine()):
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    if rank == 0 or number != 2:
+        optimizer.step()
+""",
+    ),
     "other weights, means by hand": Wrong(
         "other weights from the start",
         """
