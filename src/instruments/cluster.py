@@ -196,7 +196,8 @@ def slurm(
         _start_daemons(cluster, names)
         yield cluster
     finally:
-        if cluster:  # the kernel kills all that live in the namespace of a first process
+        if cluster:
+            # The kernel kills all that live in the namespace of a first process.
             os.kill(cluster.holder, signal.SIGKILL)
         if holder:
             holder.wait()
