@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from miniddp.check.finding import Event, Run
 from miniddp.check.recorder import Recorder, Rows, Sample, line_of, user_frames
+from miniddp.check.report import say
 
 TICK_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0
@@ -72,6 +73,9 @@ class Exchange(threading.Thread):
                 self.tick()
             except dist.DistError:  # the store has ended
                 return
+            except Exception as error:
+                say(f"miniddp.check: gave up: {error!r}")
+                return
 
     def tick(self) -> None:
         self.resolve()
@@ -101,6 +105,8 @@ class Exchange(threading.Thread):
                 self.report(self.gather(self.left_alone(has_failed)))
         except dist.DistError:
             pass  # the store has ended before us: another rank had the word
+        except Exception as error:
+            say(f"miniddp.check: gave up: {error!r}")
 
     def left_alone(self, has_failed: bool) -> list[Event]:
         """Where the ranks are, if a call here broke off as others had ended."""

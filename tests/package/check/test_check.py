@@ -199,3 +199,26 @@ def test_after_its_steps_nothing_is_noted(tmp_path: Path) -> None:
     results = run_ranks(run_command, 2, "--steps", "4", script, backend=None)
     assert "0 found in 4 steps" in results.outputs[0]
     assert "not averaged" not in "".join(results.outputs)
+
+
+def test_a_probe_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:
+    script = str(
+        written(
+            tmp_path,
+            """
+class Batches:
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self):
+        raise RuntimeError("not known yet")
+
+
+print([len(x) for x, y in DataLoader(dataset, batch_sampler=Batches())])
+""",
+        )
+    )
+    results = run_ranks(run_command, 2, script, backend=None)
+    assert list(results) == [0, 0]
+    assert all("[2, 2]\n" in output for output in results.outputs)
+    assert "gave up watching: RuntimeError('not known yet')" in "".join(results.outputs)
