@@ -191,15 +191,31 @@ def test_every_remedy_can_be_taken(asked: list[str], monkeypatch: pytest.MonkeyP
     assert {"synchronize", "compile", "get_device_name"} <= set(asked)
 
 
-@pytest.mark.parametrize("file", ["runs/preemptible.py", "stages/2_ranks.py"])
+@pytest.mark.parametrize(
+    "file", ["runs/preemptible.py", "runs/pytorch/02_ranks.py", "stages/2_ranks.py"]
+)
 def test_a_rank_takes_its_gpu_and_nccl(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     started: list[str] = []
     monkeypatch.setattr(dist, "init_process_group", lambda name, **_: started.append(name))
     monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert part_of(file, "start").start() == torch.device("cuda", 0)
     assert (asked, started) == (["set_device"], ["nccl"])
+
+
+@pytest.mark.parametrize("file", ["runs/pytorch/02_ranks.py", "stages/2_ranks.py"])
+@pytest.mark.usefixtures("asked")
+def test_ranks_that_outnumber_the_gpus_share_them_over_gloo(
+    monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **_: started.append(name))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    device = part_of(file, "start").start()
+    assert (device.type, device.index or 0, started) == ("cuda", 0, ["gloo"])
 
 
 def test_the_instruments_wait_too(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
