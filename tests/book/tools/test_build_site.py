@@ -34,6 +34,7 @@ def book(tmp_path: Path) -> Path:
     for name in ("arguments.py", "quoted.py", "set_up.py", "build_site.py"):
         shutil.copy(TOOLS / name, root / "tools")
     shutil.copytree(TOOLS / "plain", root / "tools/plain")
+    shutil.copytree(TOOLS.parent / "theme/plain", root / "theme/plain")
     (root / "constraints.txt").touch()
     (root / "_quarto.yml").write_text("book: {title: Small, chapters: [index.qmd]}\n")
     (root / "index.qmd").write_text("# Hello\n")
@@ -410,7 +411,8 @@ def previewed(book: Path) -> Iterator[Callable[[str], str]]:
     ],
 )
 def test_only_what_a_change_concerns_is_rendered_and_shown(previewed, book, name, text, rendered):
-    assert "/.version" in previewed("/index.html"), "the page asks whether it changed"
+    assert '<script src="/reload.js">' in previewed("/index.html")
+    assert "/.version" in previewed("/reload.js"), "the page asks whether it changed"
     version = previewed("/.version")
     written = book.parent / "written"
     written.write_text(text or (book / name).read_text())
