@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+dist.init_process_group("gloo", timeout=timedelta(seconds=4))
 rank = dist.get_rank()
 world_size = dist.get_world_size()
 torch.manual_seed(0)
