@@ -17,6 +17,7 @@ from clinic import (
     clip,
     early,
     nan,
+    near_misses,
     norm,
     prefix,
     reentrant,
@@ -30,8 +31,6 @@ from instruments.replicas import weights
 from instruments.toy import loss_of, own_batches, small_model, train
 from miniddp import run_ranks
 from miniddp.launch import RanksFailed, RanksTimedOut
-
-from . import near_misses
 
 ANSWER_SECONDS = 60
 """How long a cured program may take; it needs less than one second, and a loaded machine more."""

@@ -45,11 +45,14 @@ def checkpoint_what_is_detached(rank: int) -> list[Tensor]:
     """3: no error any more, and no gradient of what comes before."""
     set_seed(0)
     model = reentrant.Checkpointed(use_reentrant=False).to(device())
-    model.first.register_forward_hook(lambda _module, _inputs, output: output.detach())
+    model.first.register_forward_hook(
+        lambda _module, _inputs, output: output.detach()
+    )
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
     loss_of(ddp(own_batches(rank, 1)[0])).backward()
     return [
-        torch.zeros_like(p).cpu() if p.grad is None else p.grad.cpu() for p in model.parameters()
+        torch.zeros_like(p).cpu() if p.grad is None else p.grad.cpu()
+        for p in model.parameters()
     ]
 
 
@@ -103,7 +106,7 @@ def train_the_rest_without_sync(rank: int) -> tuple[int, float]:
 
 
 def ask_only_when_done(rank: int) -> int:
-    """6: a rank asks the others when its own loss is small: they do not answer."""
+    """6: a rank asks the others when its own loss is small: no answer."""
     ddp = DistributedDataParallel(small_model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     steps = 0
@@ -203,7 +206,9 @@ def clip_to_a_share(rank: int) -> Tensor:
     """10: each rank clips its own to half the norm, and they are added."""
     ddp = SimpleDDP(small_model())
     clip.unequal_loss(ddp, [rank]).backward()
-    nn.utils.clip_grad_norm_(ddp.parameters(), max_norm=1.0 / dist.get_world_size())
+    nn.utils.clip_grad_norm_(
+        ddp.parameters(), max_norm=1.0 / dist.get_world_size()
+    )
     ddp.sync_gradients()
     for parameter in ddp.parameters():
         parameter.grad *= dist.get_world_size()
@@ -221,8 +226,10 @@ def clip_each_parameter(rank: int) -> Tensor:
 
 
 def average_mean_and_variance(rank: int) -> list[float]:
-    """11: the mean is right, the variance forgets how far the ranks are apart."""
-    ddp = DistributedDataParallel(norm.normalised_model(), forward_sync_buffers=False)
+    """11: the variance forgets how far the ranks are apart."""
+    ddp = DistributedDataParallel(
+        norm.normalised_model(), forward_sync_buffers=False
+    )
     for inputs in norm.shifted_batches(rank):
         loss_of(ddp(inputs)).backward()
     for buffer in (ddp.module[0].running_mean, ddp.module[0].running_var):
@@ -231,7 +238,7 @@ def average_mean_and_variance(rank: int) -> list[float]:
 
 
 def average_after_each_step(rank: int) -> list[float]:
-    """11: so the ranks never come apart, and the variance between them is lost."""
+    """11: the ranks never come apart: the variance between them is lost."""
     ddp = DistributedDataParallel(norm.normalised_model())
     for inputs in norm.shifted_batches(rank):
         loss_of(ddp(inputs)).backward()
@@ -240,7 +247,7 @@ def average_after_each_step(rank: int) -> list[float]:
 
 
 def look_at_the_own_loss(rank: int) -> bool:
-    """12: the rank with the NaN leaves the step out, the others take its gradients."""
+    """12: the rank with the NaN skips, the others take its gradients."""
     ddp = DistributedDataParallel(small_model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for inputs in nan.batches_with_a_bad_one(rank):
@@ -249,7 +256,9 @@ def look_at_the_own_loss(rank: int) -> bool:
         loss.backward()
         if loss.isfinite():
             optimizer.step()
-    return all(parameter.isfinite().all().item() for parameter in ddp.parameters())
+    return all(
+        parameter.isfinite().all().item() for parameter in ddp.parameters()
+    )
 
 
 def clip_and_step(rank: int) -> bool:
@@ -261,18 +270,22 @@ def clip_and_step(rank: int) -> bool:
         loss_of(ddp(inputs)).backward()
         nn.utils.clip_grad_norm_(ddp.parameters(), max_norm=1.0)
         optimizer.step()
-    return all(parameter.isfinite().all().item() for parameter in ddp.parameters())
+    return all(
+        parameter.isfinite().all().item() for parameter in ddp.parameters()
+    )
 
 
 def shards_from_both_ends(rank: int, probe: bool = False) -> dict[str, float]:
-    """13: equal numbers of sequences: the short ones for one, the long ones for the other."""
+    """13: equal numbers of sequences, the short ones for one rank."""
     lengths = straggler.lengths_of_the_data()
     half = len(lengths) // 2
     mine = lengths[:half] if rank == 0 else lengths[half:][::-1]
     return straggler.work_on(mine, probe)
 
 
-def blocks_that_are_shuffled(rank: int, probe: bool = False) -> dict[str, float]:
+def blocks_that_are_shuffled(
+    rank: int, probe: bool = False
+) -> dict[str, float]:
     """13: another order within the block, and as many tokens as before."""
     lengths = straggler.lengths_of_the_data()
     mine = [lengths[i] for i in shard(len(lengths), 2, rank, contiguous=True)]
@@ -281,6 +294,16 @@ def blocks_that_are_shuffled(rank: int, probe: bool = False) -> dict[str, float]
 
 
 def gradients_or_zeros(model: nn.Module) -> list[Tensor]:
-    return [
-        torch.zeros_like(p).cpu() if p.grad is None else p.grad.cpu() for p in model.parameters()
-    ]
+    gradients = []
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        gradients.append(gradient.cpu())
+    return gradients
+
+
+def detach_output(
+    _module: nn.Module, _inputs: object, output: Tensor
+) -> Tensor:
+    return output.detach()

@@ -110,9 +110,3 @@ def _event(row: dict[str, Any], first: float) -> Event:
     launch = row.get("args", {}).get("correlation")
     thread = f"{row['pid']}/{row['tid']}"
     return Event(row["cat"], row["name"], start, start + seconds, thread, launch)
-
-
-if __name__ == "__main__":
-    from instruments.trace_report import main
-
-    main()
