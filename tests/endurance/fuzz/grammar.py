@@ -74,6 +74,8 @@ def draw(seed: int) -> Spec:
     if spec.get("init sync") is False:
         spec.pop("start", None)
         spec.pop("differs", None)  # then nobody looks: with torch neither
+        for block in spec["blocks"]:
+            block.pop("layout", None)
     if spec.get("wrap") == "beside":  # each wrapper copies buffers when its forward comes
         spec["blocks"] = [{**block, "kind": "linear"} for block in spec["blocks"]]
     if chance(0.2):

@@ -85,6 +85,28 @@ KNOWN = [
         lambda spec, verdict: "to a tensor with grad_dtype" in verdict.why,
     ),
     Known(
+        "one PowerSGD state for two wrappers: torch fails on their sizes, too",
+        ("error",),
+        lambda spec, verdict: (
+            spec.get("comm hook") == "powerSGD"
+            and spec.get("wrap") == "inside"
+            and "zip() argument" in verdict.why
+        ),
+    ),
+    Known(
+        "a layout of one rank is refused for frozen parameters, too, of which nothing is sent",
+        ("refused",),
+        lambda spec, verdict: "strides" in verdict.why and blocks_with(spec, frozen="before"),
+    ),
+    Known(
+        "what is thawed after wrapping is refused also where the loss never uses it",
+        ("refused",),
+        lambda spec, verdict: (
+            "did not require a gradient" in verdict.why
+            and blocks_with(spec, frozen="thawed after", branch="never")
+        ),
+    ),
+    Known(
         "an overflow hides what torch leaves local: ours refuses it",
         ("refused",),
         lambda spec, verdict: (
@@ -96,7 +118,9 @@ KNOWN = [
         "a rank that leaves a parameter out in the last step lets the others wait, as in torch",
         ("hangs",),
         lambda spec, verdict: (
-            of_one_rank(spec) and "find unused" not in spec and verdict.why == "torch's, too"
+            of_one_rank(spec)
+            and ("find unused" not in spec or spec.get("wrap") == "inside")
+            and verdict.why == "torch's, too"
         ),
     ),
     Known(
@@ -151,6 +175,8 @@ def judge_refusal(spec: Spec, found: Found) -> Verdict:
     first = refusals[0]
     if same_as_alone(first, reference):
         return Verdict("no program", first.error)
+    if torchs_own(first, found.torch):
+        return Verdict("both refuse", first.error)
     if problem := no_sentence(first):
         return Verdict("error", f"{problem}: {first.kind}: {first.error}")
     if not wrong_in_torch(spec, found):
@@ -166,6 +192,16 @@ def judge_refusal(spec: Spec, found: Found) -> Verdict:
 def same_as_alone(first: Outcome, reference: Outcome) -> bool:
     same_words = first.error[:40] == reference.error[:40]
     return reference.trace is None and first.kind == reference.kind and same_words
+
+
+def torchs_own(first: Outcome, torch_outcomes: list[Outcome]) -> bool:
+    """Whether torch's class ends in the same error on every rank."""
+    return all(
+        outcome.trace is None
+        and outcome.kind == first.kind
+        and outcome.error[:40] == first.error[:40]
+        for outcome in torch_outcomes
+    )
 
 
 def first_error(outcomes: list[Outcome]) -> str:
