@@ -175,7 +175,7 @@ def judge_refusal(spec: Spec, found: Found) -> Verdict:
     first = refusals[0]
     if same_as_alone(first, reference):
         return Verdict("no program", first.error)
-    if torchs_own(first, found.torch):
+    if same_everywhere(found.miniddp + found.torch):
         return Verdict("both refuse", first.error)
     if problem := no_sentence(first):
         return Verdict("error", f"{problem}: {first.kind}: {first.error}")
@@ -194,14 +194,10 @@ def same_as_alone(first: Outcome, reference: Outcome) -> bool:
     return reference.trace is None and first.kind == reference.kind and same_words
 
 
-def torchs_own(first: Outcome, torch_outcomes: list[Outcome]) -> bool:
-    """Whether torch's class ends in the same error on every rank."""
-    return all(
-        outcome.trace is None
-        and outcome.kind == first.kind
-        and outcome.error[:40] == first.error[:40]
-        for outcome in torch_outcomes
-    )
+def same_everywhere(outcomes: list[Outcome]) -> bool:
+    """Whether both classes end in one error on every rank: then it is torch's."""
+    errors = {(outcome.kind, outcome.error[:40]) for outcome in outcomes}
+    return len(errors) == 1 and all(outcome.trace is None for outcome in outcomes)
 
 
 def first_error(outcomes: list[Outcome]) -> str:
