@@ -36,16 +36,15 @@ def main():
     ddp(inputs).mean().backward()
     assert ddp.module.weight.grad.tolist() == [[1.5] * 4]  # the mean
     del ddp
-    dist.destroy_process_group()
 
     dist.set_debug_level(dist.DebugLevel.DETAIL)  # TORCH_DISTRIBUTED_DEBUG
-    start()
+    checked = dist.new_group()
     message = ""
     try:
         if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones((), device=device))
+            dist.all_reduce(torch.ones((), device=device), group=checked)
         else:
-            dist.barrier()
+            dist.barrier(group=checked)
     except RuntimeError as error:
         message = str(error)
     assert "Detected mismatch between collectives on ranks" in message
