@@ -109,6 +109,7 @@ class Watch(threading.Thread):
                 self.complaint = ""
             if now - waiting_since < self.patience / 2 or self.complaint:
                 continue
+            self.complaint = self.about_store()  # until it answers: it may never
             rounds.append(self.store.multi_get(self.keys))
             ranks, self.complaint = missing(rounds[-REPORTS_NEEDED:])
             waiting = set(range(len(self.keys))) - ranks
@@ -117,11 +118,14 @@ class Watch(threading.Thread):
 
     def complain_about_store(self) -> None:
         """Once on each machine: the ranks cannot agree on one that does."""
-        on_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
-        owner = "rank 0" if on_rank_0 else "torchrun"
-        self.complaint = f"the others wait for {owner}, whose store is silent"
+        self.complaint = self.about_store()
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             logger.error(self.complaint)
+
+    def about_store(self) -> str:
+        on_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
+        owner = "rank 0" if on_rank_0 else "torchrun"
+        return f"the others wait for {owner}, whose store is silent"
 
 
 def collectives_called() -> int:

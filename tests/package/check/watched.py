@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from miniddp.check import session
 from miniddp.launch import RanksFailed, RanksTimedOut, run_ranks
 
@@ -27,6 +29,7 @@ def findings(script: Path, may_fail: bool = False) -> list[dict[str, Any]]:
 
 def watch(rank: int, script: Path) -> None:
     fork_workers()
+    keep_groups()
     options = session.Options(steps=30, as_json=True, verdict="/dev/null")
     watched = session.start(options)
     sys.path.insert(0, str(script.parent))
@@ -36,6 +39,18 @@ def watch(rank: int, script: Path) -> None:
         has_failed = False
     finally:
         watched.finish(has_failed)
+
+
+def keep_groups() -> None:
+    """A wrapper that outlives its group may hang where it ends: torch's fault over gloo."""
+    kept = []
+    destroy = dist.destroy_process_group
+
+    def keep_and_destroy(group: Any = None) -> None:
+        kept.append(group or dist.group.WORLD)
+        destroy(group)
+
+    dist.destroy_process_group = keep_and_destroy
 
 
 def fork_workers() -> None:
