@@ -405,7 +405,8 @@ sys.path.insert(0, sys.argv[1])
 from tests.package.test_process import start_and_tell
 sight = json.loads(sys.argv[2])[int(os.environ["RANK"])]
 told = start_and_tell(sight, None)
-print(json.dumps([int(os.environ["RANK"]), *told]), flush=True)
+line = json.dumps([int(os.environ["RANK"]), *told])
+sys.stdout.write(line + "\\n")  # at once: the other rank writes there, too
 """
 
 
