@@ -121,8 +121,15 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
         folder = Path(name)
         build.write(folder / "book.html", text)
         build.write(folder / "book.css", STYLE)
-        shared = [pypandoc.get_pandoc_path(), "book.html", "--from=html", "--toc", "--toc-depth=2",
-                  f"--metadata=title:{book['title']}", "--metadata=lang:en"]  # fmt: skip
+        shared = [
+            pypandoc.get_pandoc_path(),
+            "book.html",
+            "--from=html",
+            "--toc",
+            "--toc-depth=2",
+            f"--metadata=title:{book['title']}",
+            "--metadata=lang:en",
+        ]
         epub = ["--to=epub3", "--css=book.css", "--split-level=1", "--mathml"]
         epub += ["-o", str(site / "book.epub")]
         subprocess.run([*shared, *epub], cwd=folder, check=True)

@@ -2,9 +2,19 @@
 
 import pytest
 
-LONGEST = ("test_pages", "test_commands", "test_faults", "test_cluster", "test_preemptible",
-           "test_ddp", "test_soak", "test_stages", "test_interactive", "test_train",
-           "test_data_parallel")  # fmt: skip
+LONGEST = (
+    "test_pages",
+    "test_commands",
+    "test_faults",
+    "test_cluster",
+    "test_preemptible",
+    "test_ddp",
+    "test_soak",
+    "test_stages",
+    "test_interactive",
+    "test_train",
+    "test_data_parallel",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -52,8 +52,11 @@ def test_a_part_that_does_not_come_up_is_named() -> None:
 @needs_slurm
 def test_a_node_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "SECONDS_TO_START", 3.0)
-    monkeypatch.setattr(Cluster, "start_node", lambda self, name: self.nodes.update(
-        {name: self.start("sleep", "60")}))  # fmt: skip
+    monkeypatch.setattr(
+        Cluster,
+        "start_node",
+        lambda self, name: self.nodes.update({name: self.start("sleep", "60")}),
+    )
     with pytest.raises(NoClusterError, match="node0 has not come up after 3 s"), slurm(2):
         pass
 

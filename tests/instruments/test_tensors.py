@@ -137,8 +137,12 @@ scale ()
 def test_a_pasted_list_is_a_model() -> None:
     model = parse(LISTED)
     assert [parameter.shape for parameter in model.parameters] == [
-        (100, 8), (10, 8), (10,), (), (4096,),
-    ]  # fmt: skip
+        (100, 8),
+        (10, 8),
+        (10,),
+        (),
+        (4096,),
+    ]
     assert [parameter.products for parameter in model.parameters] == [0, 1, 0, 0, 1]
     assert model.elements == 800 + 80 + 10 + 1 + 4096
 

@@ -28,16 +28,21 @@ def taken(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def documents(taken: Path) -> dict[str, ElementTree.Element]:
     """The EPUB's pages and pictures: each is XML, or reading it fails here."""
     with zipfile.ZipFile(taken / "book.epub") as book:
-        return {name: ElementTree.fromstring(book.read(name)) for name in book.namelist()
-                if name.endswith((".xhtml", ".svg", ".opf", ".ncx"))}  # fmt: skip
+        return {
+            name: ElementTree.fromstring(book.read(name))
+            for name in book.namelist()
+            if name.endswith((".xhtml", ".svg", ".opf", ".ncx"))
+        }
 
 
 def test_every_link_of_the_epub_leads_somewhere(
     taken: Path, documents: dict[str, ElementTree.Element]
 ) -> None:
     pages = {name: page for name, page in documents.items() if name.endswith(".xhtml")}
-    names = {file: [each.get("id") for each in page.iter() if each.get("id")]
-             for file, page in pages.items()}  # fmt: skip
+    names = {
+        file: [each.get("id") for each in page.iter() if each.get("id")]
+        for file, page in pages.items()
+    }
     contained = zipfile.ZipFile(taken / "book.epub").namelist()
     dead = []
     for file, page in pages.items():

@@ -268,9 +268,11 @@ def test_a_page_runs_nothing_but_the_files_of_the_site(pages: dict[Path, PagePar
         assert not re.search(r"https?:|\*|unsafe-eval", policy), path.name
         before = text[: text.index("Content-Security-Policy")]
         assert not re.search(r"<(script|link|style)\b", before), path.name
-        inside = [code for attributes, code in
-                  re.findall(r"<script\b([^>]*)>(.*?)</script>", text, re.DOTALL)
-                  if code.strip() and "json" not in attributes]  # fmt: skip
+        inside = [
+            code
+            for attributes, code in re.findall(r"<script\b([^>]*)>(.*?)</script>", text, re.DOTALL)
+            if code.strip() and "json" not in attributes
+        ]
         assert inside == [], path.name
         assert not re.search(r"<[a-z][^<>]*\son[a-z]+=", text), path.name
 

@@ -29,8 +29,7 @@ READ = """element => {
 }"""
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 # What passes is not told, which takes most of the time; a dark page differs in its colours only.
-AXE = {"resultTypes": ["violations"], "preload": False,
-       "rules": {"target-size": {"enabled": True}}}  # fmt: skip
+AXE = {"resultTypes": ["violations"], "preload": False, "rules": {"target-size": {"enabled": True}}}
 COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 # What sticks out of the window, apart from what scrolls inside an element of its own.
 TOO_WIDE = """() => {

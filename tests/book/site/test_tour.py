@@ -41,8 +41,13 @@ def test_from_a_search_to_print(
     page.wait_for_function("navigator.clipboard.readText().then(text => text.includes('average'))")
     code = page.evaluate("navigator.clipboard.readText()") + "\nprint(average([1, 4], [2, 1]))\n"
     (tmp_path / "copied.py").write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, "copied.py"], cwd=tmp_path, capture_output=True,
-                          encoding="utf-8", timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "copied.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
     assert (done.stdout, done.stderr) == ("2.0\n", "")
 
     # What is folded is opened with the keyboard, and printed though it is folded.

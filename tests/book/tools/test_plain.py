@@ -142,11 +142,19 @@ def test_the_search_reads_sections_as_they_are_shown(book: Book) -> None:
     )
     sections = [each for each in json.loads(book.read("search.json")) if "one" in each["href"]]
     assert sections == [
-        {"href": "chapters/one.html", "title": "One", "section": "",
-         "text": "Figure 1: A picture Before."},
-        {"href": "chapters/one.html#d", "title": "One", "section": "Deep down",
-         "text": "x and a < b"},
-    ]  # fmt: skip
+        {
+            "href": "chapters/one.html",
+            "title": "One",
+            "section": "",
+            "text": "Figure 1: A picture Before.",
+        },
+        {
+            "href": "chapters/one.html#d",
+            "title": "One",
+            "section": "Deep down",
+            "text": "x and a < b",
+        },
+    ]
 
 
 def test_what_a_page_refers_to_is_copied(book: Book) -> None:

@@ -218,9 +218,13 @@ def test_every_rank_reads_what_the_sampler_gives_it(compute: Compute) -> None:
                 wanted = [found["order"][i] for i in shard(length, world_size, rank)]
             else:
                 sampler = DistributedSampler(
-                    range(length), world_size, rank, chosen["shuffle"], chosen["seed"],
+                    range(length),
+                    world_size,
+                    rank,
+                    chosen["shuffle"],
+                    chosen["seed"],
                     drop_last=chosen["rest"] == "drop",
-                )  # fmt: skip
+                )
                 sampler.set_epoch(chosen["epoch"])
                 wanted = list(sampler)
             assert shown[rank] == wanted, chosen
@@ -301,10 +305,13 @@ def test_marks_of_an_axis_are_round_and_few(compute: Compute, end: float) -> Non
 
 def some_layers(draw: random.Random) -> list[Layer]:
     return [
-        Layer(draw.choice([0, 0.001, 0.02]), draw.choice([0, 0.002, 0.05]),
-              [draw.randint(1, 40 * MIB) for _ in range(draw.randint(0, 4))])
+        Layer(
+            draw.choice([0, 0.001, 0.02]),
+            draw.choice([0, 0.002, 0.05]),
+            [draw.randint(1, 40 * MIB) for _ in range(draw.randint(0, 4))],
+        )
         for _ in range(draw.randint(1, 9))
-    ]  # fmt: skip
+    ]
 
 
 def in_javascript(layers: list[Layer]) -> list[dict[str, Any]]:
@@ -391,8 +398,9 @@ def test_the_models_are_those_of_the_instruments(compute: Compute) -> None:
         assert (shown["title"], shown["unit"], shown["tied"]) == (
             model.title, model.unit, model.tied,
         )  # fmt: skip
-        assert [(each["name"], tuple(each["shape"]), each["products"])
-                for each in shown["parameters"]] == list(model.parameters)  # fmt: skip
+        assert [
+            (each["name"], tuple(each["shape"]), each["products"]) for each in shown["parameters"]
+        ] == list(model.parameters)
         assert found["products"][i] == model.products
         made = layers_of(model, 3.0, gradient_bytes=2)
         assert [layer["gradients"] for layer in found["layers"][i]] == [
@@ -413,9 +421,9 @@ PASTE = """texts => Promise.all([import("/vis/models.js"), import("/vis/network.
 def test_a_pasted_list_is_read_as_python_reads_it(compute: Compute) -> None:
     texts = [test_tensors.LISTED, *test_tensors.NONSENSE]
     found = compute.page.evaluate(PASTE, [["parse", text] for text in texts])
-    assert [(part["name"], tuple(part["shape"]), part["products"])
-            for part in found[0]["parameters"]] == list(
-        tensors.parse(texts[0]).parameters)  # fmt: skip
+    assert [
+        (part["name"], tuple(part["shape"]), part["products"]) for part in found[0]["parameters"]
+    ] == list(tensors.parse(texts[0]).parameters)
     for text, problem in zip(texts[1:], found[1:], strict=True):
         with pytest.raises(ValueError, match=re.escape(problem)):
             tensors.parse(text)
@@ -423,8 +431,10 @@ def test_a_pasted_list_is_read_as_python_reads_it(compute: Compute) -> None:
 
 def test_what_nccl_tests_printed_is_read_as_python_reads_it(compute: Compute) -> None:
     rows = {2**20: 90.0, 2**21: 80.0, 2**22: 85.0, 2**25: 198.9, 2**30: 4016.4}
-    outputs = [test_nccl_tests.output(8, columns, rows)
-               for columns in (test_nccl_tests.NOW, test_nccl_tests.BEFORE)]  # fmt: skip
+    outputs = [
+        test_nccl_tests.output(8, columns, rows)
+        for columns in (test_nccl_tests.NOW, test_nccl_tests.BEFORE)
+    ]
     found = compute.page.evaluate(PASTE, [["nccl", text] for text in outputs])
     for text, shown in zip(outputs, found, strict=True):
         table = read_nccl_tests(text)
@@ -557,8 +567,11 @@ def test_the_still_of_the_tuner_shows_what_it_computes(compute: Compute) -> None
     root = ElementTree.parse(ROOT / "vis" / "bucket-tuner.svg").getroot()
     still = {float(dot.get("data-cap", "")): float(dot.get("data-exposed", ""))
              for dot in root.iter() if dot.get("data-cap")}  # fmt: skip
-    inputs = {"measured": "allreduce_h100_8gpu", "backward": 0.03,
-              "model": "smollm2-360m-classifier"}  # fmt: skip
+    inputs = {
+        "measured": "allreduce_h100_8gpu",
+        "backward": 0.03,
+        "model": "smollm2-360m-classifier",
+    }
     steps = compute("bucket-tuner", "tuned", [[inputs, cap] for cap in still])
     assert len(still) == 14
     for exposed, step in zip(still.values(), steps, strict=True):
