@@ -110,6 +110,33 @@ def test_a_store_that_is_silent_is_named_once_on_each_machine(tmp_path):
     assert texts == [[line], []]
 
 
+class Mute:
+    """A store that takes everything and answers nothing: torch's client waits for ever."""
+
+    def set(self, key: str, text: str) -> None:
+        pass
+
+    def multi_get(self, keys: list[str]) -> None:
+        threading.Event().wait()
+
+
+def test_a_store_that_never_answers_is_named_too():
+    def wait_for_a_complaint():
+        with watching(2):
+            (thread,) = [t for t in threading.enumerate() if isinstance(t, watch.Watch)]
+            thread.store = Mute()
+            while not thread.complaint:
+                time.sleep(0.05)
+            raise RuntimeError("Timed out")
+
+    def work(rank):
+        with pytest.raises(RuntimeError) as caught:
+            wait_for_a_complaint()
+        return caught.value.__notes__
+
+    assert run(work, 2) == [["the others wait for torchrun, whose store is silent"]] * 2
+
+
 KILLED = """
 import os, threading, time
 import torch
