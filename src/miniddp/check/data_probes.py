@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from miniddp.check.around import stand_around
 from miniddp.check.finding import Event
-from miniddp.check.probes import stand_around
 from miniddp.check.recorder import Recorder, Rows, line_of, user_frames
 
 COLUMNS = 3

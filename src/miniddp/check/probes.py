@@ -1,16 +1,9 @@
-"""What is noted: calls of torch that a training script makes, as they pass.
+"""What is noted: calls of torch that a training script makes, as they pass."""
 
-A probe stands around a function of torch, calls it with what it was given, and
-returns what it returns. It draws no random number and changes no tensor.
-"""
-
-import functools
 import os
-import sys
 import time
 import weakref
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,14 +14,30 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
 
+from miniddp.check.around import stand_around
 from miniddp.check.finding import Event
+from miniddp.check.readings import (
+    devices_in,
+    find_unused,
+    group_name,
+    is_mean,
+    leaves,
+    random_state,
+    running_statistics,
+    sample_of_inputs,
+    sample_of_state,
+    sends_buffers,
+    sends_buffers_now,
+    settings_of,
+    uses_cuda,
+)
 from miniddp.check.recorder import (
     Recorder,
     Sample,
     is_whole,
-    user_frames,
     user_line,
 )
+from miniddp.check.trained import Trained
 from miniddp.ddp import DistributedDataParallel
 from miniddp.naive import SimpleDDP
 
@@ -58,66 +67,13 @@ FIRST_STEPS = 2
 """In so many steps the optimizers' states are compared too."""
 
 
-def stand_around(
-    owner: Any, name: str, around: Callable[..., Any], *arguments: Any
-) -> None:
-    """Let calls of `owner.name` go through `around(original, *arguments, …)`.
-
-    A function of a module also where another module has imported it.
-    """
-    original = getattr(owner, name)
-
-    recorder: Recorder = around.__self__.recorder  # type: ignore[attr-defined]
-
-    @functools.wraps(original)
-    def probe(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(*args, **kwargs)
-        call = Call(original)
-        try:
-            return around(call, *arguments, *args, **kwargs)
-        except Exception as error:
-            if call.has_raised:
-                raise
-            recorder.give_up(error)
-            return call.result if call.is_over else original(*args, **kwargs)
-
-    setattr(owner, name, probe)
-    if isinstance(owner, type):
-        return
-    for module in list(sys.modules.values()):
-        if vars(module).get(name) is original:
-            setattr(module, name, probe)
-
-
-class Call:
-    """A call of the script's, whose own errors are told from a probe's."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.result: Any = None
-        self.is_over = False
-        self.has_raised = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.has_raised = True
-        self.result = self.function(*args, **kwargs)
-        self.has_raised = False
-        self.is_over = True
-        return self.result
-
-
 class Probes:
     """The probes of the training loop, and what they have to remember."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self.named_before: weakref.WeakKeyDictionary[
-            torch.optim.Optimizer, tuple[list[int], list[str], list[Tensor]]
-        ] = weakref.WeakKeyDictionary()
-        self.names: dict[int, str] = {}
+        self.trained = Trained()
         self.ranks: dict[int, list[int]] = {}
         """Of each wrapped parameter, by its id, those of its process group."""
         self.awaited = 0
@@ -187,7 +143,7 @@ class Probes:
         """If a gradient is all-reduced by hand: which, and what it was."""
         if event["operation"] != "all_reduce" or tensor is None:
             return
-        for name, parameter in self.trained():
+        for name, parameter in self.trained.parameters():
             gradient = parameter.grad
             if gradient is None or gradient.data_ptr() != tensor.data_ptr():
                 continue
@@ -219,7 +175,7 @@ class Probes:
         group: Any = getattr(wrapper, "process_group", None)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         for name, parameter in module.named_parameters():
-            self.names[id(parameter)] = name
+            self.trained.names[id(parameter)] = name
             if parameter.requires_grad:
                 self.ranks[id(parameter)] = ranks
         self.wrappers.add(wrapper)
@@ -300,7 +256,7 @@ class Probes:
         self.awaited = 0
         is_early = self.recorder.step < FIRST_STEPS and not self.wrappers
         if event and (is_early or self.backward_lines.count(event["line"]) > 1):
-            event["gradients"] = self.gradients()
+            event["gradients"] = self.trained.gradients()
         return result
 
     def note_backward(self, tensors: Any, sends: bool) -> Event:
@@ -345,47 +301,6 @@ class Probes:
                 )
         return event
 
-    def gradients(self) -> Sample:
-        held = [
-            (name, p.grad) for name, p in self.trained() if p.grad is not None
-        ]
-        return Sample(
-            [name for name, _ in held], [gradient for _, gradient in held]
-        )
-
-    def trained(self) -> list[tuple[str, Tensor]]:
-        """Names and parameters of all optimizers, but for sharded ones."""
-        parameters = []
-        for optimizer in self.living_optimizers():
-            for parameter in parameters_of(optimizer):
-                if is_whole(parameter):
-                    parameters.append((self.name_of(parameter), parameter))
-        return parameters
-
-    def living_optimizers(self) -> list[torch.optim.Optimizer]:
-        optimizers = (reference() for reference in self.optimizers)
-        return [optimizer for optimizer in optimizers if optimizer is not None]
-
-    def name_of(self, parameter: Tensor) -> str:
-        if id(parameter) not in self.names:
-            self.look_for_names()
-        unknown = f"a parameter of shape {tuple(parameter.shape)}"
-        return self.names.setdefault(
-            id(parameter), f"{unknown}, no. {len(self.names)}"
-        )
-
-    def look_for_names(self) -> None:
-        """In the variables of the script: of modules, and of `self`."""
-        for frame in user_frames(sys._getframe(1)):
-            values = list(frame.f_locals.values())
-            values += getattr(
-                frame.f_locals.get("self"), "__dict__", {}
-            ).values()
-            for value in values:
-                if isinstance(value, nn.Module):
-                    for name, parameter in value.named_parameters():
-                        self.names.setdefault(id(parameter), name)
-
     def clip(
         self,
         original: Callable[..., Any],
@@ -399,7 +314,7 @@ class Probes:
             parameters = list(parameters)
         clipped = [parameters] if isinstance(parameters, Tensor) else parameters
         held = [p for p in clipped if p.grad is not None and is_whole(p)]
-        names = [self.name_of(parameter) for parameter in held]
+        names = [self.trained.name_of(parameter) for parameter in held]
         self.recorder.note(
             "clip",
             line=user_line(),
@@ -453,7 +368,7 @@ class Probes:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        self.optimizers.append(weakref.ref(optimizer))
+        self.trained.references.append(weakref.ref(optimizer))
         return original(optimizer, *args, **kwargs)
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
@@ -468,7 +383,7 @@ class Probes:
         self.stepping.append(optimizer)
         if len(self.stepping) > 1 or not self.recorder.is_watching:
             return
-        names, parameters = self.named(optimizer)
+        names, parameters = self.trained.named(optimizer)
         held = [
             (name, parameter.grad)
             for name, parameter in zip(names, parameters, strict=True)
@@ -500,40 +415,13 @@ class Probes:
             ],
         )
         if self.recorder.step % STEPS_BETWEEN < FIRST_STEPS:
-            event["left_out"] = self.left_out()
+            event["left_out"] = self.trained.left_out(self.wrappers)
         if self.recorder.step < FIRST_STEPS:
             event["state"] = sample_of_state(
                 optimizer, dict(zip(names, parameters, strict=False))
             )
         self.backward_lines = []
         self.is_scaled = False
-
-    def named(self, optimizer: Any) -> tuple[list[str], list[Tensor]]:
-        """Its parameters that are whole, and their names."""
-        everything = parameters_of(optimizer)
-        ids = [id(parameter) for parameter in everything]
-        if optimizer not in self.named_before:
-            self.named_before[optimizer] = ([], [], [])
-        known, names, parameters = self.named_before[optimizer]
-        if known != ids:
-            parameters = [p for p in everything if is_whole(p)]
-            names = [self.name_of(parameter) for parameter in parameters]
-            self.named_before[optimizer] = (ids, names, parameters)
-        return names, parameters
-
-    def left_out(self) -> list[str]:
-        """Parameters that have a gradient, and no optimizer."""
-        held = {
-            id(parameter)
-            for optimizer in self.living_optimizers()
-            for parameter in parameters_of(optimizer)
-        }
-        return [
-            name
-            for wrapper in self.wrappers
-            for name, parameter in wrapper.named_parameters()
-            if parameter.grad is not None and id(parameter) not in held
-        ]
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer in self.stepping:
@@ -572,127 +460,3 @@ class Probes:
     def join(self, original: Callable[..., Any], *args: Any) -> Any:
         self.recorder.note("join", line=user_line())
         return original(*args)
-
-
-def group_name(group: Any, args: Iterable[Any]) -> str:
-    """Of the process group in which a call is; "" is that of all ranks."""
-    for value in (group, *args):
-        if (
-            isinstance(value, dist.ProcessGroup)
-            and value is not dist.group.WORLD
-        ):
-            return str(value.group_name)
-    return ""
-
-
-def sends_buffers(wrapper: Any) -> bool:
-    name = "forward_sync_buffers"
-    by_old_name = getattr(wrapper, "broadcast_buffers", False)
-    return bool(getattr(wrapper, name, by_old_name))
-
-
-def sends_buffers_now(wrapper: Any) -> bool:
-    has_buffers = next(wrapper.module.buffers(), None) is not None
-    is_due = getattr(wrapper, "require_forward_param_sync", False)
-    return has_buffers and is_due and sends_buffers(wrapper)
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
-    return [
-        {
-            key: str(float(value))
-            for key, value in group.items()
-            if is_number(value)
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def is_number(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1 and value.device.type == "cpu"
-    return isinstance(value, int | float)
-
-
-def sample_of_state(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]
-) -> Sample:
-    tensors = {
-        f"{key} of {name}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor) and is_whole(value)
-    }
-    return Sample(tensors, tensors.values())
-
-
-def sample_of_inputs(inputs: Iterable[Any]) -> Sample:
-    tensors = [value for value in inputs if isinstance(value, Tensor)]
-    return Sample(map(str, range(len(tensors))), tensors)
-
-
-def random_state() -> int:
-    """A digest of this rank's generators; it draws nothing."""
-    state = torch.get_rng_state().numpy().tobytes()
-    if uses_cuda():
-        state += torch.cuda.get_rng_state().numpy().tobytes()
-    return zlib.crc32(state)
-
-
-def uses_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def running_statistics(module: nn.Module) -> list[Tensor]:
-    """Mean and variance of the first batch normalisation of one rank alone."""
-    for layer in module.modules():
-        is_alone = not isinstance(layer, nn.SyncBatchNorm)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and is_alone:
-            if layer.running_mean is None or layer.running_var is None:
-                return []
-            return [layer.running_mean.clone(), layer.running_var.clone()]
-    return []
-
-
-def is_mean(loss: Tensor) -> bool:
-    """Whether the loss is a mean over samples, and nothing was done to it."""
-    node: Any = loss.grad_fn
-    if node is None:
-        return False
-    if node.name().startswith("MeanBackward"):
-        return True
-    return getattr(node, "_saved_reduction", 0) == 1
-
-
-def find_unused(wrapper: nn.Module) -> bool:
-    return bool(getattr(wrapper, "find_unused_parameters", False))
-
-
-def leaves(loss: Tensor) -> set[int]:
-    """The ids of all tensors that this backward gives a gradient."""
-    seen: set[Any] = {loss.grad_fn}
-    left: list[Any] = [loss.grad_fn]
-    found = set()
-    while left:
-        node = left.pop()
-        found.add(id(getattr(node, "variable", None)))
-        new = {
-            following for following, _ in getattr(node, "next_functions", ())
-        }
-        new = new - seen - {None}
-        seen |= new
-        left += new
-    return found
-
-
-def devices_in(content: Any) -> set[int]:
-    """The numbers of the GPUs that hold tensors of a checkpoint."""
-    if isinstance(content, Tensor):
-        return {content.device.index} if content.is_cuda else set()
-    if isinstance(content, dict):
-        return set().union(*map(devices_in, content.values()))
-    return set()

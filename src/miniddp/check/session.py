@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from miniddp.check.around import stand_around
 from miniddp.check.data_probes import DataProbes
 from miniddp.check.exchange import Exchange
 from miniddp.check.finding import Run
-from miniddp.check.probes import Probes, stand_around
+from miniddp.check.probes import Probes
 from miniddp.check.recorder import Recorder
 from miniddp.check.report import Report
 
