@@ -4,6 +4,7 @@ A case's number is that of the chapter.
 """
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -105,8 +106,8 @@ def train_the_rest_without_sync(rank: int) -> tuple[int, float]:
     return len(batches), spread(ddp)
 
 
-def ask_only_when_done(rank: int) -> int:
-    """6: a rank asks the others when its own loss is small: no answer."""
+def steps_until(rank: int, leaves: Callable[[Tensor], bool]) -> int:
+    """How many steps a rank takes before `leaves(loss)` says that it is done."""
     ddp = DistributedDataParallel(small_model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     steps = 0
@@ -116,26 +117,30 @@ def ask_only_when_done(rank: int) -> int:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if loss.item() < 0.01 and mean_over_ranks(loss).item() < 0.01:
+        if leaves(loss):
             break
     return steps
+
+
+def ask_only_when_done(rank: int) -> int:
+    """6: a rank asks the others when its own loss is small: no answer."""
+
+    def leaves(loss: Tensor) -> bool:
+        return loss.item() < 0.01 and mean_over_ranks(loss).item() < 0.01
+
+    return steps_until(rank, leaves)
 
 
 def wait_before_leaving(rank: int) -> int:
     """6: who is done waits for the others, who wait for its gradients."""
-    ddp = DistributedDataParallel(small_model())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    steps = 0
-    for inputs in own_batches(rank, 40):
-        steps += 1
-        loss = loss_of(ddp(inputs * (1 + rank)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < 0.01:
+
+    def leaves(loss: Tensor) -> bool:
+        is_done = loss.item() < 0.01
+        if is_done:
             dist.barrier()
-            break
-    return steps
+        return is_done
+
+    return steps_until(rank, leaves)
 
 
 def shuffle_by_rank(rank: int) -> list[int]:

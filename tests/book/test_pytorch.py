@@ -14,19 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 from miniddp import run_ranks
 from miniddp.launch import RanksFailed
 
+from .programs import run_on_two_ranks
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted((ROOT / "runs/pytorch").glob("[0-9]*.py"))
 SCRIPT = ROOT / "runs/pytorch/your_script_ddp.py"
 CHAPTERS = sorted((ROOT / "chapters").glob("[0-9]*.qmd"))
 
 
-def run(rank: int, program: Path) -> None:
-    runpy.run_path(str(program), run_name="__main__")
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_the_program_holds_what_it_asserts(program: Path) -> None:
-    run_ranks(run, 2, program, backend=None, timeout=120)
+    run_on_two_ranks(program)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)

@@ -1,25 +1,20 @@
 """The programs of the page *DDP and …*: each ends without an error, on two ranks."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
-from miniddp import run_ranks
+from .programs import run_on_two_ranks
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted((ROOT / "runs/questions").glob("*.py"))
 PAGE = ROOT / "appendix/ddp-and.qmd"
 
 
-def run(rank: int, program: Path) -> None:
-    runpy.run_path(str(program), run_name="__main__")
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_the_program_holds_what_it_asserts(program: Path) -> None:
-    run_ranks(run, 2, program, backend=None, timeout=120)
+    run_on_two_ranks(program)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
