@@ -107,7 +107,7 @@ def train_the_rest_without_sync(rank: int) -> tuple[int, float]:
 
 
 def steps_until(rank: int, leaves: Callable[[Tensor], bool]) -> int:
-    """How many steps a rank takes before `leaves(loss)` says that it is done."""
+    """How many steps a rank takes until `leaves(loss)` says that it is done."""
     ddp = DistributedDataParallel(small_model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     steps = 0
