@@ -1,5 +1,6 @@
 """*In PyTorch you write*: the programs behind these sections, on two ranks."""
 
+import mmap
 import os
 import re
 import runpy
@@ -50,6 +51,24 @@ def test_with_detail_torchs_class_crashes_over_gloo() -> None:
     """Chapter 2 says so: when torch has mended it, this test says that the page is out of date."""
     with pytest.raises(RanksFailed, match="SIGSEGV"):
         run_ranks(wrap_with_detail, 2, backend=None, timeout=120)
+
+
+def names_of_the_reducer() -> list[str]:
+    """What *Inside the class* says of `reducer.cpp`: the last column of its table."""
+    page = (ROOT / "appendix/inside.qmd").read_text(encoding="utf-8")
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("  | ")]
+    return sorted({name for row in rows[2:] for name in re.findall(r"`(\w+)`", row[-2])})
+
+
+def test_torch_has_the_names_of_the_reducer() -> None:
+    names = names_of_the_reducer()
+    assert len(names) > 15
+    library = Path(torch.__file__).parent / "lib/libtorch_cpu.so"
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for name in names:
+            mangled = f"{len(name)}{name}E".encode()
+            found = data.find(b"c10d7Reducer" + mangled) >= 0 or data.find(b"4c10d" + mangled) >= 0
+            assert found, name
 
 
 State = dict[str, torch.Tensor]
