@@ -43,7 +43,7 @@ provenance(device=device(), world_size=[2, 3, 4, 5], backend="gloo")
 # Its batch has 36 sequences. Two ranks divide it, five do not.
 
 
-# %% name="stage"
+# %% name="stage" ranks="2 5"
 def off_by(printed: str) -> dict[str, float]:
     """How far the averaged gradient is from one process's, as stage 1 prints it, by dtype."""
     found = re.findall(r"off by (\S+) at most in torch\.(\w+)", printed)
@@ -67,10 +67,10 @@ table(rows, ["trained on", "off by, float32", "off by, float64", "last loss"], "
 # %% [markdown]
 # All that it prints on two ranks:
 
-# %% name="printed"
+# %% name="printed" ranks="2"
 print(printed[2], end="")
 
-# %% name="stage-values"
+# %% name="stage-values" ranks="2 5"
 record(
     steps_of_stage=last,
     off_two_float32=off[2]["float32"],
@@ -81,7 +81,7 @@ record(
 # %% [markdown]
 # The losses of one process and of two ranks:
 
-# %% name="curves"
+# %% name="curves" ranks="2"
 fig, axes = plt.subplots(figsize=(5.2, 2.8))
 thick = {"linewidth": 7, "alpha": 0.35, "color": RANK_COLORS[0]}
 axes.plot(one_process.keys(), one_process.values(), label="one process", **thick)
@@ -95,7 +95,7 @@ figure(fig)
 # Three ranks compute in float64, first as the model is, then with its norms and its loss in float64
 # too: they compute in float32 whatever the weights are.
 
-# %% name="three"
+# %% name="three" ranks="3"
 STAGE = "stages/1_average.py"
 off_three = largest_difference(*miniddp.run_ranks(gradients, 3, STAGE, torch.float64)[0])
 exact = miniddp.run_ranks(gradients_all_in_float64, 3, STAGE)[0]
@@ -106,7 +106,7 @@ record(off_three=off_three, off_three_in_float64=off_three_in_float64)
 # %% [markdown]
 # Five ranks again, each weighed by its share of the batch:
 
-# %% name="five"
+# %% name="five" ranks="5"
 mean, whole = miniddp.run_ranks(gradients, 5, STAGE, torch.float32, True)[0]
 off_five_weighted = largest_difference(mean, whole)
 assert off_five_weighted < 1e-6
@@ -118,7 +118,7 @@ record(off_five_weighted=off_five_weighted, largest_element=whole.abs().max().it
 # A small classifier of random points: the largest difference of any weight from the one process's,
 # after each step.
 
-# %% name="parity"
+# %% name="parity" ranks="2 3 4"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-13}
 CASES = [(optimizer, dtype) for optimizer in OPTIMIZERS for dtype in TOLERANCES]
 Histories = dict[tuple[str, torch.dtype], list[Tensor]]
@@ -147,7 +147,7 @@ assert worst[torch.float64] * 1e4 < worst[torch.float32]
 # PyTorch's own class, which synchronises during backward, on three ranks:
 
 
-# %% name="parity-values"
+# %% name="parity-values" ranks="2 3 4"
 def train_with_torch(rank: int) -> list[Tensor]:
     return train_on_rank("Adam", torch.float64, DistributedDataParallel, lambda model: None)
 
@@ -180,7 +180,7 @@ assert left != right
 # mistake: three ranks that add their gradients and do not divide.
 
 
-# %% name="gap"
+# %% name="gap" ranks="3"
 def add_gradients(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
@@ -205,7 +205,7 @@ axes.text(STEPS, 8e-3, "not divided, either dtype", ha="right")
 axes.set(xlabel="step", ylabel="largest difference of a weight", xticks=range(0, STEPS + 1, 5))
 figure(fig)
 
-# %% name="gap-values"
+# %% name="gap-values" ranks="3"
 without = {
     name: gaps_between(undivided[name, torch.float64], alone[name, torch.float64])[-1]
     for name in OPTIMIZERS
@@ -222,7 +222,7 @@ record(undivided_sgd=without["SGD"], undivided_adam=without["Adam"])
 #
 # ### A loss that sums
 
-# %% name="sum-loss"
+# %% name="sum-loss" ranks="4"
 QUARTERS = [SAMPLES // 4] * 4
 ROUNDING = 1e-13
 averaged = miniddp.run_ranks(gradient_on_rank, 4, QUARTERS, "sum")[0]
@@ -233,7 +233,7 @@ record(sum_error=relative_error(averaged, joined_sum))
 # %% [markdown]
 # ### Unequal counts
 
-# %% name="unequal"
+# %% name="unequal" ranks="2 3 4"
 UNEQUAL = {2: [19, 5], 3: [14, 8, 2], 4: [10, 10, 3, 1]}
 joined = gradient_alone()
 
@@ -257,7 +257,7 @@ table(rows, ["ranks", "samples", "error, plain mean", "error, weighted"], "rlrr"
 # Layer normalisation, which treats each sample by itself, for contrast.
 
 
-# %% name="batch-norm"
+# %% name="batch-norm" ranks="4"
 def error_with(norm: type[nn.Module]) -> float:
     averaged = miniddp.run_ranks(gradient_on_rank, 4, QUARTERS, "mean", False, norm(WIDTH))[0]
     return relative_error(averaged, gradient_alone(middle=norm(WIDTH)))
@@ -274,7 +274,7 @@ record(batch_norm_error=by_batch)
 # again, each time with new masks. How far does the averaged gradient scatter around its mean? Here
 # for a regression whose samples all pull the prediction the same way.
 
-# %% name="scatter"
+# %% name="scatter" ranks="1 4"
 DROPOUT_RANKS = 4
 on_one = miniddp.run_ranks(scatter_with_dropout, 1, True)[0]
 seed_per_rank, one_seed = (

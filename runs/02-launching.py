@@ -28,7 +28,7 @@ provenance(device=device(), world_size=[2, 3, 4], backend="gloo")
 # Two launchers, as on two machines, with two processes each. Both run on this machine.
 
 
-# %% name="two-nodes"
+# %% name="two-nodes" ranks="4"
 def two_nodes(program: str, port: int) -> list[str]:
     """The same arguments for both: the launchers find out who is node 0."""
     meeting = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=hello"]
@@ -41,7 +41,7 @@ assert all(f"rank {r} of 4" in text and "sum is 10" in text for r, text in enume
 show_ranks(greetings)
 
 
-# %% name="environment"
+# %% name="environment" ranks="4"
 endpoint = programs.free_port()
 told = [
     dict(line.split("=", 1) for line in text.splitlines())
@@ -69,7 +69,7 @@ table(
 # A store: a server of keys and values. `get` waits until somebody has set the key.
 
 
-# %% name="store"
+# %% name="store" ranks="2"
 def meet(rank: int) -> list[int]:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=False)
@@ -96,14 +96,14 @@ show_ranks(keys)
 # %% [markdown]
 # ## Other launchers
 
-# %% name="spawn"
+# %% name="spawn" ranks="2"
 spawned = programs.run_python("runs/hello_spawn.py")
 lines = sorted(re.findall(r"rank \d of 2: I gave \d, our sum is \d", spawned))
 assert [line[:6] for line in lines] == ["rank 0", "rank 1"]
 show_ranks(lines)
 
 
-# %% name="run-ranks"
+# %% name="run-ranks" ranks="2"
 def greet(rank: int, greeting: str) -> int:
     total = torch.tensor(rank + 1)
     dist.all_reduce(total)
@@ -138,7 +138,7 @@ assert {str(cell) for cell in rows[1][1:]} == {"cuda:0"}
 table(rows, ["GPUs", "local rank 0", "1", "2", "3"], align="rllll")
 
 
-# %% name="nccl"
+# %% name="nccl" ranks="1"
 def own_number(rank: int) -> int:
     number = torch.tensor(rank, device=device())
     dist.all_reduce(number)
@@ -174,7 +174,7 @@ table(rows, ["backend", "built in here", "default for"], align="lll")
 # Four ranks, as if on two nodes with two ranks each.
 
 
-# %% name="groups"
+# %% name="groups" ranks="4"
 def add_up_on_the_node(rank: int) -> tuple[int, int]:
     nodes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     node, other = nodes if rank < 2 else reversed(nodes)
@@ -192,7 +192,7 @@ assert on_nodes == [(0, 3), (1, 3), (0, 7), (1, 7)]
 show_ranks(on_nodes)
 
 
-# %% name="members-only"
+# %% name="members-only" ranks="3"
 def make_a_group_for_members_only(rank: int) -> None:
     if rank < 2:
         dist.new_group([0, 1])
@@ -211,7 +211,7 @@ show_ranks([text + waits.get(rank, "") for rank, text in enumerate(hang.outputs)
 # ## A device mesh
 
 
-# %% name="mesh"
+# %% name="mesh" ranks="4"
 def answer(name: str, mesh: dist.DeviceMesh | None) -> str:
     found = miniddp.get(name, mesh)
     return str(found) if name != "pg" else " ".join(map(str, dist.get_process_group_ranks(found)))
@@ -237,7 +237,7 @@ assert on_mesh == [[0, 0, 0], [0, 1, 1], [1, 0, 2], [1, 1, 3]]
 show_ranks(on_mesh)
 
 
-# %% name="one-row"
+# %% name="one-row" ranks="4"
 def make_a_row(rank: int) -> str:
     row = dist.DeviceMesh("cpu", [0, 1, 2, 3])
     print("[0, 1, 2, 3]:  ", dist.get_process_group_ranks(row.get_group()))
@@ -253,7 +253,7 @@ print(made.outputs[0], end="")
 print("[[0, 1, 2, 3]]:", made[0])
 
 
-# %% name="two-levels"
+# %% name="two-levels" ranks="4"
 def add_up_in_two_levels(rank: int) -> list[int]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
     total = torch.tensor(rank + 1)

@@ -51,7 +51,7 @@ say(message)
 # %% [markdown]
 # ## One program, two processes
 
-# %% name="hello"
+# %% name="hello" ranks="2"
 greetings = programs.run_launchers(["--standalone", "--nproc_per_node=2", "runs/hello.py"])
 assert greetings == [
     "rank 0 of 2: I gave 1, our sum is 3\n",
@@ -60,7 +60,7 @@ assert greetings == [
 show_ranks(greetings)
 
 
-# %% name="memories"
+# %% name="memories" ranks="2"
 def add_on_rank_0(rank: int) -> float:
     weight = torch.zeros(())
     if rank == 0:
@@ -81,7 +81,7 @@ show_ranks(weights)
 #
 # One of three launchers, which waits for the others.
 
-# %% name="machine-down"
+# %% name="machine-down" ranks="0"
 JOIN_TIMEOUT = 5
 launcher = programs.start_python(
     *programs.TORCHRUN,
@@ -105,7 +105,7 @@ record(join_timeout=JOIN_TIMEOUT)
 # ### A rank that does not come
 
 
-# %% name="never-starts"
+# %% name="never-starts" ranks="3"
 def start_without(rank: int, missing: int) -> None:
     if rank != missing:
         init_process_group("gloo", timeout=timedelta(seconds=2))
@@ -124,7 +124,7 @@ short = {rank: re.sub(r"keys: .*(?=/2$)", "keys: …", text) for rank, text in m
 show_ranks([short.get(rank, "(never joins)") for rank in range(3)])
 
 
-# %% name="never-starts-by-hand"
+# %% name="never-starts-by-hand" ranks="3"
 def start_by_hand_without(rank: int, missing: int, port: int) -> None:
     del os.environ["TORCHELASTIC_USE_AGENT_STORE"]  # without a launcher, rank 0 opens the store
     os.environ["MASTER_PORT"] = str(port)
@@ -143,7 +143,7 @@ show_ranks([short.get(rank, "(never joins)") for rank in range(3)])
 # Two jobs of two ranks, all four told to meet at the same port.
 
 
-# %% name="same-port"
+# %% name="same-port" ranks="2"
 def start_by_hand(rank: int, port: int) -> subprocess.Popen[str]:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return programs.start_python("runs/hello.py", RANK=str(rank), WORLD_SIZE="2", **meeting)
@@ -180,7 +180,7 @@ for who, text in said.items():
 # ### A collective that one rank alone calls
 
 
-# %% name="one-sided"
+# %% name="one-sided" ranks="2"
 def log_on_rank_0(rank: int) -> None:
     loss = torch.tensor(1.0, device=device())
     if rank == 0:
@@ -202,7 +202,7 @@ print(re.sub(r"\S+/torch/distributed/", '"', "\n".join(lines)))
 # The same training, before and after each rank chooses its device. With fewer than two GPUs both
 # stay on the CPU.
 
-# %% name="stages"
+# %% name="stages" ranks="2"
 few = {"STEPS": "40"}
 if torch.cuda.device_count() < 2:
     few["CUDA_VISIBLE_DEVICES"] = ""

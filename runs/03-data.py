@@ -132,7 +132,7 @@ record(
 # ## The loader
 
 
-# %% name="rank-batches"
+# %% name="rank-batches" ranks="2"
 def first_batches(rank: int) -> int:
     miniddp.set_seed(0)
     loader = build_loader(encoded, tokenizer, options)
@@ -154,7 +154,7 @@ show_ranks(loaders)
 # their seeds from the loader's generator, or from the rank's if the loader has none.
 
 
-# %% name="worker-seeds"
+# %% name="worker-seeds" ranks="2"
 CASES = [
     ("0", "none", None),
     ("rank", "none", None),
@@ -356,7 +356,7 @@ table(rows, ["stream", "before", "after"], align="lll")
 # when one has nothing left.
 
 
-# %% name="stream-together"
+# %% name="stream-together" ranks="4"
 def steps_of_stream(rank: int) -> int:
     part = SharedNumbers(4, rank)
     taken = len(list(while_all_have_one(part)))

@@ -38,7 +38,7 @@ record(held_out=len(held_out), joined_batch=JOINED)
 # step ends in an all-reduce.
 
 
-# %% name="one-epoch"
+# %% name="one-epoch" ranks="3"
 def last_takes_the_rest(length: int, world_size: int, rank: int) -> range:
     size = length // world_size
     is_last = rank == world_size - 1
@@ -84,7 +84,7 @@ show_hang(one_epoch)
 # With a second epoch the ranks do not wait where the mistake is: rank 2's last step of the first
 # epoch meets the others' first step of the second one.
 
-# %% name="two-epochs"
+# %% name="two-epochs" ranks="3"
 two_epochs = hang_of(train, 3, 2, timeout=TIMEOUT)
 assert "epoch 0 step 3" in two_epochs.outputs[2]
 assert "epoch 1 step 1" in two_epochs.outputs[2]
@@ -95,7 +95,7 @@ show_hang(two_epochs)
 # The check before the epoch, on the same split.
 
 
-# %% name="equal-steps"
+# %% name="equal-steps" ranks="3"
 def check(rank: int) -> str:
     samples = last_takes_the_rest(len(SAMPLES), dist.get_world_size(), rank)
     try:
@@ -114,7 +114,7 @@ show_ranks(checked)
 # On the sequences of the book's program, whose batch of 36 the ranks share. An incomplete last
 # batch is dropped. Whether the split works depends on the number of ranks. Computed, not run.
 
-# %% name="depends"
+# %% name="depends" badge="computed"
 rows = []
 for world_size in range(2, 9):
     first, last = (
@@ -152,7 +152,7 @@ record(compared=sharding.compare_with_torch((1, 2, 9, 10, 64, 101), (1, 2, 3, 4,
 # Two ranks, the same seed, `shuffle=True`: both read the same sequences.
 
 
-# %% name="without-sampler"
+# %% name="without-sampler" ranks="2"
 def read_epoch(rank: int, use_sampler: bool) -> list[list[int]]:
     miniddp.set_seed(0)
     indices = range(len(sequences))
@@ -169,7 +169,7 @@ without = miniddp.run_ranks(read_epoch, 2, False)
 assert without[0] == without[1]
 show_ranks(without)
 
-# %% name="with-sampler"
+# %% name="with-sampler" ranks="2"
 with_sampler = miniddp.run_ranks(read_epoch, 2, True)
 first, second = (set(itertools.chain(*batches)) for batches in with_sampler)
 assert not first & second, "their number is even"
@@ -240,7 +240,7 @@ losses = [loss_of(model, sequence) for sequence in held_out]
 # Then three ways to share fifty of the sequences are counted, on 1 to 50 ranks: computed, from
 # these losses.
 
-# %% name="padded-loss"
+# %% name="padded-loss" badge="computed"
 FEW = losses[:50]
 exact = sharding.mean(FEW)
 NUMBERS = range(1, len(FEW) + 1)
@@ -258,7 +258,7 @@ axes.set(xlabel="ranks", ylabel="loss of one model")
 axes.legend(loc="lower center", bbox_to_anchor=(0.44, 1), ncols=3, columnspacing=1)
 figure(fig)
 
-# %% name="padded-values"
+# %% name="padded-values" badge="computed"
 record(
     few=len(FEW),
     few_exact=exact,
@@ -270,7 +270,7 @@ record(
 # Four ranks evaluate the model on all of them, with the function of the book's program.
 
 
-# %% name="exact-evaluation"
+# %% name="exact-evaluation" ranks="4"
 def evaluate_on(rank: int) -> int:
     mine = build_language_model().to(device())
     mine.load_state_dict(weights)
@@ -292,7 +292,7 @@ show_ranks(evaluated)
 # %% [markdown]
 # ## The program of this chapter
 
-# %% name="stage"
+# %% name="stage" ranks="2"
 printed = run_torchrun(2, "stages/3_sharding.py")
 assert held_out_loss(printed) < step_losses(printed)[20] - 0.5
 print(printed, end="")

@@ -34,7 +34,7 @@ provenance(device=device(), world_size=[2, 3, 4, 8], backend="gloo")
 # ## What stage 4 asks for in a step
 
 
-# %% name="stage-4"
+# %% name="stage-4" ranks="2"
 def asked_for(rank: int) -> list[int]:
     """The bytes of each tensor that stage 4 passes to `dist.all_reduce` in a step."""
     model = build_language_model()
@@ -56,7 +56,7 @@ record(all_reduces=len(sizes), gradient_mb=sum(sizes) / 1e6)
 # tell which ranks have contributed.
 
 
-# %% name="promise"
+# %% name="promise" ranks="3"
 def digits(rank: int) -> torch.Tensor:
     return torch.tensor([1.0, 2.0, 3.0]) * 10**rank
 
@@ -81,7 +81,7 @@ show_ranks(miniddp.run_ranks(promise, 3))
 # each other.
 
 
-# %% name="everyone-sends"
+# %% name="everyone-sends" ranks="3"
 def everyone_sends_first(rank: int) -> None:
     arrived = torch.empty(3)
     dist.send(digits(rank), (rank + 1) % 3)
@@ -104,7 +104,7 @@ show_ranks([waits] * 3)
 # from the right. Which data show the mistake?
 
 
-# %% name="wrong"
+# %% name="wrong" ranks="2 3 4"
 def wrong_all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
     steps = range(size - 1)
     return [((rank + step) % size, (rank + step + 1) % size) for step in steps]
@@ -126,7 +126,7 @@ table(rows, ["ranks", *DATA])
 # 1. Each chunk of the ring adds in another order.
 
 
-# %% name="rounding"
+# %% name="rounding" ranks="3"
 def rounding(rank: int) -> list[list[float]]:
     ours = torch.full((3,), [1e8, -1e8, 1.0][rank])
     theirs = ours.clone()
@@ -152,7 +152,7 @@ show_ranks(rounded)
 #
 # Random data, and lengths from zero to a prime number larger than the number of ranks.
 
-# %% name="correct"
+# %% name="correct" ranks="2 3 4"
 LENGTHS = [0, 1, 2, 3, 4, 5, 1000, 65537]
 largest = max(
     max(miniddp.run_ranks(largest_difference, world_size, LENGTHS)) for world_size in (2, 3, 4)
@@ -166,7 +166,7 @@ record(largest_difference=largest)
 # Every function of `miniddp.ring` returns the bytes that its rank sent.
 
 
-# %% name="bytes"
+# %% name="bytes" ranks="2 3 4 8"
 NUM_ELEMENTS = 840_000  # divisible by 2, 3, 4 and 8
 
 
@@ -193,7 +193,7 @@ table(rows, columns)
 #
 # A message of b bytes takes α + β b. Computed, not measured.
 
-# %% name="model"
+# %% name="model" badge="computed"
 LINK = Link(alpha=20e-6, beta=1e-10)  # 10 GB/s
 WAYS = {
     "root": root_all_reduce_seconds,
@@ -221,7 +221,7 @@ panels[0].set_ylabel("milliseconds")
 panels[0].legend()
 figure(fig)
 
-# %% name="model-values"
+# %% name="model-values" badge="computed"
 record(
     alpha_us=1e6 * LINK.alpha,
     bandwidth=1e-9 / LINK.beta,
@@ -232,7 +232,7 @@ record(
 # %% [markdown]
 # ## The program of this chapter
 
-# %% name="stage"
+# %% name="stage" ranks="2 3 4"
 rows = []
 for ranks in (2, 3, 4):
     (sent,) = re.findall("each step sent .*", run_torchrun(ranks, "stages/5_ring.py", STEPS="2"))

@@ -58,7 +58,7 @@ def without_speed(text: str) -> str:
 # ## What a crash costs in stage 8
 
 
-# %% name="lost"
+# %% name="lost" ranks="2"
 def train_until_death(rank: int, stage: str, *options: str) -> None:
     """Rank 1 dies in step `DEATH`, after the optimizer has changed the weights."""
     steps = itertools.count(1)
@@ -83,7 +83,7 @@ assert not list(home.iterdir())
 # %% [markdown]
 # ## Which lines of stage 9 know of other ranks
 
-# %% name="rank-lines"
+# %% name="rank-lines" badge="computed"
 KNOWS = re.compile(
     r"dist\.|Distributed|ddp|no_sync|set_epoch|shard\(|global_mean|_process_group|replicas\("
 )
@@ -102,7 +102,7 @@ record(rank_lines=count, all_lines=len(program.splitlines()))
 # ## The same loss curve
 
 
-# %% name="loss-curve"
+# %% name="loss-curve" ranks="1 2"
 def resume_without(
     part: str, resume: Callable[..., int], place: str, objects: dict[str, Any]
 ) -> int:
@@ -154,7 +154,7 @@ axes.set(xlabel="step", ylabel="mean loss of the joined batch")
 fig.legend(loc="outside upper left")
 figure(fig)
 
-# %% name="loss-values"
+# %% name="loss-values" ranks="1 2"
 record(
     steps=STEPS,
     largest_difference_first_ten=max(differences[:10]),
@@ -167,7 +167,7 @@ record(
 # Two ranks, all 183 steps: three times through the text. The recording leaves out the speed.
 
 
-# %% name="learned"
+# %% name="learned" ranks="2"
 def train_to_the_end(rank: int) -> None:
     sys.argv = ["9_train.py", "--steps", "183"]
     load("9_train")["main"]()
@@ -189,13 +189,13 @@ record(right=right, most_frequent=found_by_one, vocabulary=VOCAB_SIZE)
 # The training on two ranks again, with a checkpoint every 10 steps. Rank 1 dies in step 25. The
 # same command goes on from step 20.
 
-# %% name="killed"
+# %% name="killed" ranks="2"
 broken = home / "broken"
 show_death("9_train", broken, "--checkpoints", str(broken), "--every", str(EVERY))
 died = shutil.copytree(broken, home / "died")
 assert [path.stem[-2:] for path in sorted(died.iterdir())] == ["10", "20"]
 
-# %% name="resumed"
+# %% name="resumed" ranks="2"
 resumed, text = train_on(2, broken)
 first = STEPS - len(resumed)
 print(without_speed(text))
@@ -215,7 +215,7 @@ record(every=EVERY, death=DEATH, first_step=first, lost=DEATH - first)
 #
 # From step 20 again, four times. Each time one part is not restored.
 
-# %% name="forgotten"
+# %% name="forgotten" ranks="2"
 changes = {}
 for part in ("optimizer", "batches", "scheduler", "random states"):
     shutil.copytree(died, home / part)
@@ -236,14 +236,14 @@ axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 fig.legend(loc="outside upper left", title="not restored:")
 figure(fig)
 
-# %% name="forgotten-values"
+# %% name="forgotten-values" ranks="2"
 record(without_optimizer=max(changes["optimizer"]))
 
 # %% [markdown]
 # ## A checkpoint that rank 0 saves alone
 
 
-# %% name="saved-alone"
+# %% name="saved-alone" ranks="2"
 def train_and_save_alone(rank: int, place: str) -> None:
     script = load("9_train")
     save = script["save"]
@@ -278,7 +278,7 @@ assert not list((home / "alone").glob("*")), "nothing was saved"
 #
 # The recording leaves out the progress bar and the speed, which says little on two busy cores.
 
-# %% name="launch"
+# %% name="launch" ranks="2"
 arguments = "--standalone --nproc_per_node=2 -m finetune --model tiny --steps 20"
 with_data = ["--data-dir", str(folder)] if folder else []
 print(f"$ torchrun {arguments}" + (" \\\n    --data-dir path/to/mrpc" if folder else ""))

@@ -84,7 +84,7 @@ table(
 # `step()`.
 
 
-# %% name="nothing-recorded"
+# %% name="nothing-recorded" ranks="1"
 def too_short(rank: int) -> int:
     with Profiler(folder / "too-short") as profiler:
         for _ in range(7):
@@ -260,7 +260,7 @@ print("acc_events=True: ", all_cycles, "steps")
 # ## The files
 
 
-# %% name="files"
+# %% name="files" ranks="2"
 def write_traces(rank: int, all_ranks: bool) -> None:
     with Profiler(folder / f"all-{all_ranks}", Schedule(0, 0, 1, 2), all_ranks) as profiler:
         for _ in range(3):

@@ -218,7 +218,7 @@ record(largest_loss_difference=largest)
 # another order.
 
 
-# %% name="elsewhere"
+# %% name="elsewhere" badge="computed"
 def times(factor: float | None) -> str:
     return "–" if factor is None else f"{factor:.2f}"
 

@@ -28,7 +28,7 @@ provenance(device="cpu", world_size=1, backend=None)
 # of a DGX H100 has 450 GB/s of NVLink in one direction. Its node has eight network cards of 400
 # Gbit/s, and a ring for each of them. What a bucket of 25 MiB reaches of that, others measured.
 
-# %% name="published"
+# %% name="published" badge="computed"
 NVLINK = 450e9
 INFINIBAND = 8 * 400e9 / 8
 
@@ -67,7 +67,7 @@ table(rows, ["link", "GB/s", "at peak", "at 40 %"], "lrrr")
 # that. But the prediction from it is an interpolation: the neighbours of what is left out are a
 # factor of 4 apart. In half a table, with every other size, they are a factor of 16 apart.
 
-# %% name="network"
+# %% name="network" badge="computed"
 learned = [
     found.percent
     for curve in predictions.curves()
@@ -97,7 +97,7 @@ record(
 # of one, and then an all-reduce, which another table measured on the same hosts. Each machine sends
 # through one card.
 
-# %% name="sum"
+# %% name="sum" badge="computed"
 MODEL = "BERT-Large"
 SLOW = "10GbE with TCP/IP"
 FAST = "100GbIB with RDMA"
@@ -142,13 +142,13 @@ table(
     "lrr",
 )
 
-# %% name="sum-values"
+# %% name="sum-values" badge="computed"
 record(inside_wait_s=4 * BATCH / rates[FAST, 4] - compute)
 
 # %% [markdown]
 # ## Every training without overlap
 
-# %% name="trainings"
+# %% name="trainings" badge="computed"
 MARKERS = {"ResNet-50": "o", "BERT-Base": "s", "BERT-Large": "^"}
 fig, axes = plt.subplots(figsize=(4.6, 3.4))
 for model, marker in MARKERS.items():
@@ -174,7 +174,7 @@ figure(fig)
 # An all-reduce inside each node, one between nodes: four nodes of eight B200, 4 GiB, from data
 # sheets, and measured.
 
-# %% name="two-levels"
+# %% name="two-levels" badge="computed"
 low, high = predictions.two_levels()
 record(
     two_levels_inside_ms=1e3 * (high - low),
@@ -191,7 +191,7 @@ record(
 # 100 Gb/s. What a rank holds when backward begins, beside an H100's 80 GB, and the same for Llama-3
 # 8B:
 
-# %% name="job-memory"
+# %% name="job-memory" badge="computed"
 COLUMNS = {"SmolLM2-1.7B": tensors.SMOLLM2_1_7B, "Llama-3 8B": tensors.LLAMA_3_8B}
 held = {
     name: job.memory(config, tensors.llama(name, config).elements)
@@ -215,7 +215,7 @@ assert needed["SmolLM2-1.7B"] < 80e9 < needed["Llama-3 8B"], "one fits, the othe
 # %% [markdown]
 # DDP never divides a gradient, so these are the messages:
 
-# %% name="job-buckets"
+# %% name="job-buckets" badge="computed"
 sizes = job.bucket_sizes()
 table(
     [
@@ -230,13 +230,13 @@ table(
     "rrr",
 )
 
-# %% name="job-buckets-values"
+# %% name="job-buckets-values" badge="computed"
 record(job_buckets=len(sizes), job_last_mib=sizes[-1] / MIB)
 
 # %% [markdown]
 # What a step takes on more and more GPUs.
 
-# %% name="job-table"
+# %% name="job-table" badge="computed"
 JOBS = [
     ("one node", EIGHT_CARDS, [8]),
     ("eight cards", EIGHT_CARDS, [16, 64, 256]),
@@ -260,7 +260,7 @@ table(
     "lrrrrrr",
 )
 
-# %% name="job-hours"
+# %% name="job-hours" badge="computed"
 GPUS_OF_JOB = [16, 32, 64, 128, 256]
 one_node = job.hours(8, jobs["one node", 8])
 fig, axes = plt.subplots(figsize=(5.2, 3.2))
@@ -281,7 +281,7 @@ axes.set(xlabel="GPUs", ylabel="hours")
 axes.legend()
 figure(fig)
 
-# %% name="job-values"
+# %% name="job-values" badge="computed"
 fast = jobs["eight cards", 16]
 slow = jobs["one card", 16]
 node = jobs["one node", 8]
@@ -318,7 +318,7 @@ record(
 # First the messages alone, then also the multiprocessors that NCCL's kernels take from compute,
 # then also the copies into the buckets and back.
 
-# %% name="job-losses"
+# %% name="job-losses" badge="computed"
 rows = []
 for name, nodes, numbers in JOBS:
     for gpus in numbers:
@@ -330,7 +330,7 @@ table(
     "lrrrrr",
 )
 
-# %% name="job-losses-values"
+# %% name="job-losses-values" badge="computed"
 lost_on_most = job.losses(256, EIGHT_CARDS)
 record(
     lost_messages_16_ms=1e3 * job.losses(16, EIGHT_CARDS).messages,
@@ -345,7 +345,7 @@ assert lost_on_most.messages < sum(lost_on_most) / 2, "most is lost in the GPU"
 # The fastest algorithm's time is that of its hops (*latency*), that of the bytes at the narrowest
 # place, and what it costs that pieces of the bucket wait for one another.
 
-# %% name="bucket"
+# %% name="bucket" badge="computed"
 MOST_FREQUENT = statistics.mode(sizes)
 by_hand = {
     (name, gpus): nodes.parts(MOST_FREQUENT, gpus)
@@ -365,7 +365,7 @@ record(job_bucket_mib=MOST_FREQUENT / MIB)
 # %% [markdown]
 # ## What helps where the messages take too long
 
-# %% name="remedies"
+# %% name="remedies" badge="computed"
 REMEDIES = {
     "as it is": {},
     "buckets of 100 MiB": {"cap": 100 * MIB},
@@ -396,5 +396,5 @@ for place in PLACES:
 # Measured, predicted from the other sizes of its table, and predicted from data sheets, as
 # `python -m instruments.predictions` prints it.
 
-# %% name="every-point"
+# %% name="every-point" badge="computed"
 print("\n".join(predictions.report()[0]).strip())

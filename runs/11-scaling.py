@@ -36,7 +36,7 @@ record(rounds=ROUNDS, layers=LAYERS, bucket_mib=BUCKET_MIB)
 # whatever else runs on the machine can only add time. Alone and together differ by what the
 # cores share, together and ddp by the communication.
 
-# %% name="measure"
+# %% name="measure" ranks="2"
 BATCHES = [1, 8, 16, 64, 256, 512]
 BATCHES_OF = {"small": [1, 16, 256], "middle": BATCHES, "large": [1, 16, 256]}
 sweeps = {}
@@ -52,7 +52,7 @@ sweep = sweeps["middle"].steps
 # %% [markdown]
 # ## Two ranks, slower than one and faster than one
 
-# %% name="teaser"
+# %% name="teaser" ranks="2"
 SMALLEST = BATCHES[0]
 LARGEST = BATCHES[-1]
 rows = []
@@ -66,7 +66,7 @@ assert speedups[SMALLEST] < 1, "two ranks are slower than one"
 assert speedups[LARGEST] > 1, "two ranks are faster than one"
 table(rows, ["batch", "one rank", "two ranks", "speed-up"], "rrrr")
 
-# %% name="teaser-values"
+# %% name="teaser-values" ranks="2"
 record(
     millions=models["middle"].parameters / 1e6,
     gradient_mb=4 * models["middle"].parameters / 1e6,
@@ -77,7 +77,7 @@ record(
     slower_by=1 / speedups[SMALLEST],
 )
 
-# %% name="where"
+# %% name="where" ranks="2"
 rows = []
 for step in sweep.values():
     parts = (step.alone, step.together - step.alone, step.ddp - step.together, step.ddp)
@@ -97,7 +97,7 @@ table(rows, ["batch", "alone", "+ sharing", "+ messages", "two ranks"], "rrrrr")
 # and 4 MB do here, is not explained.
 
 
-# %% name="link"
+# %% name="link" ranks="2"
 SIZES = [20_000, 100_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000]
 timings = bench_ring.bench(WORLD_SIZE, SIZES, 15, ["library"])
 link = fit_table(SIZES, [timing.seconds for timing in timings], WORLD_SIZE)
@@ -117,7 +117,7 @@ def predict(size: str, batch: int) -> sharing.Prediction:
     return sharing.predict(swept.steps[batch], swept.bucket_bytes, link.all_reduce_seconds)
 
 
-# %% name="compare"
+# %% name="compare" ranks="2"
 rows = []
 errors = []
 for size, swept in sweeps.items():
@@ -130,7 +130,7 @@ for size, swept in sweeps.items():
         rows.append([millions, batch, span, f"{1e3 * seconds:.1f}", f"{100 * errors[-1]:+.0f}"])
 table(rows, ["million parameters", "batch", "predicted, ms", "measured, ms", "error, %"], "rrrrr")
 
-# %% name="compare-values"
+# %% name="compare-values" ranks="2"
 absolute = sorted(map(abs, errors))
 record(
     median_error=100 * statistics.median(absolute),
@@ -142,7 +142,7 @@ assert statistics.median(absolute) < 1, "the model is right to a factor of two, 
 # %% [markdown]
 # ## Efficiency over the batch per rank
 
-# %% name="efficiency"
+# %% name="efficiency" ranks="2"
 fig, axes = plt.subplots()
 guesses = {batch: predict("middle", batch) for batch in BATCHES}
 
@@ -165,7 +165,7 @@ axes.set(xlabel="batch per rank", ylabel="efficiency of two ranks, %", ylim=(0, 
 fig.legend(loc="outside lower center", ncols=2)
 figure(fig)
 
-# %% name="efficiency-values"
+# %% name="efficiency-values" ranks="2"
 record(
     efficiency_smallest=measured[0],
     efficiency_largest=measured[-1],
@@ -174,7 +174,7 @@ record(
 # %% [markdown]
 # ## Strong scaling: the same joined batch on more ranks
 
-# %% name="strong"
+# %% name="strong" ranks="2"
 joined = {"small": BATCHES[2], "large": BATCHES[-1]}
 strong = {name: sweep[size].alone / sweep[size // 2].ddp for name, size in joined.items()}
 record(

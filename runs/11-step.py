@@ -51,7 +51,7 @@ provenance(device="cpu", world_size=WORLD_SIZE, backend="gloo")
 # a message travels, NCCL's kernel takes multiprocessors from compute: 8 of 108, as in a published
 # trace of two A100.
 
-# %% name="layers"
+# %% name="layers" badge="computed"
 RANKS = 8
 layers = layers_of_smollm2()
 gradients = [size for layer in layers for size in layer.gradient_bytes]
@@ -69,7 +69,7 @@ record(
 # %% [markdown]
 # ## The bar that grows, and shrinks again
 
-# %% name="bar"
+# %% name="bar" badge="computed"
 found = ways_of_smollm2()
 alone = found[ways.FLAT].compute
 bars = {"compute alone": (alone, 0.0)}
@@ -95,7 +95,7 @@ axes.grid(visible=False, axis="y")
 fig.legend(loc="outside upper right", ncols=2)
 figure(fig)
 
-# %% name="bar-values"
+# %% name="bar-values" badge="computed"
 record(
     alone_ms=1e3 * alone,
     naive_waits_ms=1e3 * waits[1],
@@ -114,7 +114,7 @@ record(
 # As soon as backward has a gradient, its all-reduce starts: on the node, and on eight such nodes by
 # the network model. Which of these messages carry the bytes, and which take the link's time?
 
-# %% name="messages"
+# %% name="messages" badge="computed"
 NODE = RANKS
 MANY = 8 * RANKS
 
@@ -141,7 +141,7 @@ for size in sorted(set(gradients)):
     rows.append([megabytes(size), len(alike), f"{share_of(alike, float):.2f}", *times])
 table(rows, ["size", "messages", "bytes, %", f"time on {NODE}, %", f"on {MANY}, %"])
 
-# %% name="messages-values"
+# %% name="messages-values" badge="computed"
 TINY = 1e4
 tiny = [size for size in gradients if size < TINY]
 record(
@@ -155,7 +155,7 @@ record(
 # %% [markdown]
 # The same gradients in one message after backward, and in buckets during backward.
 
-# %% name="packed"
+# %% name="packed" badge="computed"
 last_first = list(reversed(range(len(gradients))))
 SINGLE = [[i] for i in last_first]
 PLANS = {
@@ -179,7 +179,7 @@ table(rows, ["gradients travel as", "messages", *columns])
 left = {name: packed[name, MANY].left for name in PLANS}
 assert left["buckets"] == min(left.values()), "between machines buckets cost the least"
 
-# %% name="packed-values"
+# %% name="packed-values" badge="computed"
 record(
     each_left_node=1e3 * packed["a message for each gradient", NODE].left,
     each_left_many=1e3 * packed["a message for each gradient", MANY].left,
@@ -195,7 +195,7 @@ record(
 #
 # Eight micro-batches: on one GPU one after the other, on eight GPUs at the same time.
 
-# %% name="why"
+# %% name="why" badge="computed"
 EIGHT = {
     "eight GPUs,\nthe program\nbelow": bars[ways.PER_PARAMETER],
     "eight GPUs,\nat the end of\nchapter 7": bars[ways.OVERLAPPED],
@@ -218,7 +218,7 @@ axes.set(xlabel="ms")
 axes.grid(visible=False, axis="y")
 figure(fig)
 
-# %% name="why-values"
+# %% name="why-values" badge="computed"
 naive, hidden = (sum(parts) for parts in EIGHT.values())
 record(
     gpus=RANKS,
@@ -236,7 +236,7 @@ record(
 # buckets are emptied, and the optimizer takes its step.
 
 
-# %% name="streams"
+# %% name="streams" badge="computed"
 def draw(axes: plt.Axes, step: Step) -> None:
     for name in ("forward", "backward", "empty", "optimizer"):
         spans = [span for span in step.spans if span.name.startswith(name)]
@@ -272,7 +272,7 @@ figure(fig)
 # is drawn anew in each step: a usual one, and a delay from an exponential distribution. The step
 # waits for the slowest rank. The seed is fixed, and each point is the mean of 200 draws.
 
-# %% name="ranks"
+# %% name="ranks" badge="computed"
 SIZES = [2**power for power in range(15)]
 SPREADS = [0, 0.01, 0.02, 0.05]
 plan = buckets(layers)
@@ -297,7 +297,7 @@ axes.set(xlabel="ranks", ylabel="scaling efficiency, %", ylim=(0, 105))
 axes.legend(title="ranks differ by", loc="lower left")
 figure(fig)
 
-# %% name="ranks-values"
+# %% name="ranks-values" badge="computed"
 record(
     most_ranks=SIZES[-1],
     kept_even=kept[0][-1],
@@ -315,7 +315,7 @@ record(
 # kernels and the host's memory take of backward, and how long Horovod's ranks need to agree on what
 # to send.
 
-# %% name="trainings"
+# %% name="trainings" badge="computed"
 RATES = {"10GbE with TCP/IP": 10, "100GbIB with RDMA": 100}
 trainings = trainings_with_overlap()
 rows = []
@@ -328,7 +328,7 @@ table(rows, ["model", "Gb/s", "messages", "none hidden", "measured", "all hidden
 largest_outside = max(training.outside for training in trainings)
 assert largest_outside < 0.2, "what was measured lies between the two"
 
-# %% name="trainings-values"
+# %% name="trainings-values" badge="computed"
 ideal = [training.too_much for training in trainings]
 record(
     trainings=len(trainings),

@@ -11,7 +11,7 @@ from instruments.restarts import lost_share, save_interval
 
 provenance(device="cpu", world_size=1, backend=None)
 
-# %% name="cost"
+# %% name="cost" badge="computed"
 MACHINE_SECONDS = 100 * 86_400
 SAVE_SECONDS = 30
 SLOW = 600 + 120 + 180  # NCCL's timeout, SLURM's queue, start and load

@@ -67,7 +67,7 @@ def narrow(text: str) -> str:
 # once. Every fifth step is saved. A launcher names one failure: that of rank 0, which follows, if
 # it was too busy to look in between. Then the run tries again.
 
-# %% name="accident"
+# %% name="accident" ranks="4"
 EVERY = 5
 NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -104,7 +104,7 @@ assert "exitcode: -9" in both, "no launcher has seen the signal"
 for machine, output in enumerate(outputs):
     show(machine, output)
 
-# %% name="accident-loss"
+# %% name="accident-loss" ranks="4"
 steps = [line.split() for line in (disturbed / "steps.txt").read_text().splitlines()]
 numbers = [int(number) for number, _ in steps]
 losses = [float(loss) for _, loss in steps]
@@ -145,7 +145,7 @@ axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 axes.legend()
 figure(fig)
 
-# %% name="accident-values"
+# %% name="accident-values" ranks="4"
 record(
     accident_step=13,
     resumed_step=10,
@@ -160,7 +160,7 @@ record(
 # When the checkpoint of step 10 is there, the second launcher is killed, and its ranks with it. The
 # first one goes on alone.
 
-# %% name="elastic"
+# %% name="elastic" ranks="2 4"
 shrunk = folder / "shrunk"
 torchrun = meeting("1:2")
 program = ["-m", "finetune", *saving_into(shrunk), "--elastic"]
@@ -185,7 +185,7 @@ print(f"from the loss of machine 1 until step 15 was saved: {seconds:.0f} s")
 # The interval that loses least: the square root of twice the time to save times the mean time
 # between failures. One machine is assumed to fail every 100 days; a checkpoint takes 30 seconds.
 
-# %% name="interval"
+# %% name="interval" badge="computed"
 SAVE_SECONDS = 30
 MACHINE_DAYS = 100
 rows = []
@@ -205,7 +205,7 @@ record(save_seconds=SAVE_SECONDS, machine_days=MACHINE_DAYS)
 # overwritten in place, once with `save` of `finetune`.
 
 
-# %% name="crash-while-saving"
+# %% name="crash-while-saving" ranks="1"
 def killed_while_overwriting(rank: int, path: Path) -> None:
     torch.save({"weight": torch.zeros(100_000)}, path.with_suffix(".new"))
     new = path.with_suffix(".new").read_bytes()
@@ -255,7 +255,7 @@ print("the newest whole checkpoint:", newest, sep="\n  ")
 # Each rank says what it saw.
 
 
-# %% name="ways"
+# %% name="ways" ranks="3"
 def try_three(work: Work, title: str | None = None) -> list[str]:
     """Shows what each rank says; returns it in a line each."""
     said = witnesses_of(work)
@@ -286,7 +286,7 @@ assert "[3.0, 3.0, 3.0, 3.0]" not in "".join(said["shapes"])
 assert "own error" in said["memory"][1]
 assert "llocat" in said["memory"][1]
 
-# %% name="gists"
+# %% name="gists" ranks="3"
 record(timeout=TIMEOUT)
 for way, (before, own, after) in said.items():
     others = sorted({gist(before), gist(after)})
@@ -295,7 +295,7 @@ for way, (before, own, after) in said.items():
 # %% [markdown]
 # The same collectives in another order. The sums should be 3 and 30.
 
-# %% name="other-order"
+# %% name="other-order" ranks="3"
 sums = try_three(ways_to_fail.another_order)
 assert sums == ["ones: 12, tens: 21", "ones: 21, tens: 12", "ones: 12, tens: 21"]
 
@@ -303,7 +303,7 @@ assert sums == ["ones: 12, tens: 21", "ones: 21, tens: 12", "ones: 12, tens: 21"
 # With `TORCH_DISTRIBUTED_DEBUG=DETAIL` the ranks notice other collectives and shapes at once, and
 # name a rank that is missing. Another order of equal shapes they do not notice.
 
-# %% name="detail"
+# %% name="detail" ranks="3"
 missing = witnesses_of(ways_to_fail.one_skips, detail=True)[0]
 assert "Ranks 1 failed to pass monitoredBarrier" in " ".join(missing.split())
 for text in witnesses_of(ways_to_fail.another_collective, detail=True):
@@ -318,7 +318,7 @@ assert unnoticed == sums
 # %% [markdown]
 # ## Who is missing, who is slow?
 
-# %% name="roll-call"
+# %% name="roll-call" ranks="3"
 said = try_three(ways_to_fail.late_for_the_roll_call)
 assert "Ranks 1 failed to pass monitoredBarrier" in said[0]
 
@@ -326,14 +326,14 @@ assert "Ranks 1 failed to pass monitoredBarrier" in said[0]
 # A training with `finetune` finds out by itself. Rank 1 sleeps in each step, then it is stuck in
 # one.
 
-# %% name="slow"
+# %% name="slow" ranks="3"
 SLEEP = 0.5
 said = run_ranks(ways_to_fail.sleep_in_each_step, 3, options, SLEEP, timeout=200).outputs
 assert said[0].startswith("rank 1 is slow")
 print(said[0].strip())
 record(sleep_ms=round(1000 * SLEEP))
 
-# %% name="stuck"
+# %% name="stuck" ranks="3"
 stuck = ways_to_fail.stuck_until_noticed
 said = run_ranks(stuck, 3, options, folder / "noticed", timeout=300).outputs[0]
 named = re.search(r"the others wait for rank 1 \(in \S+:\d+ in read_from_a_dead_disk\)", said)
@@ -345,7 +345,7 @@ print(named[0])
 #
 # Logs of every rank in files, and the exception as JSON.
 
-# %% name="logs"
+# %% name="logs" ranks="2"
 logs = folder / "logs"
 command = ["--standalone", "--nproc_per_node=2", "--log-dir", str(logs), "--redirects", "3"]
 launcher = start_python(*TORCHRUN, *command, "runs/one_rank_fails.py")

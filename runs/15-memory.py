@@ -85,7 +85,7 @@ def count_parameters(size: str) -> int:
 # the rest, as a GPU would. Linux only, and in the CPU's memory.
 
 
-# %% name="too-large"
+# %% name="too-large" ranks="4"
 BUDGET = 400e6
 LARGE = "25m"
 
@@ -113,7 +113,7 @@ record(budget_mb=BUDGET / MB, large_parameters_mb=4 * large / MB, large_states_m
 # Lines: the formulas of `instruments.memory`. Points: what the fullest of 1, 2 and 4 ranks holds.
 
 
-# %% name="savings-figure"
+# %% name="savings-figure" ranks="1 2 4"
 def held_after_a_step(rank: int, way: Way) -> Memory:
     trained = way(build(SIZE, device()))
     step(trained, batch_of(rank * SEQUENCES, SEQUENCES, device()))
@@ -154,7 +154,7 @@ figure(fig)
 # that of a ring.
 
 
-# %% name="traffic"
+# %% name="traffic" ranks="2 4"
 def receive(rank: int, way: Way) -> float:
     """The bytes that a step brings to this rank; the first two build buckets and state."""
     where = place_of(way)
@@ -194,7 +194,7 @@ table(lines, ["", "what travels in a step", "times Ψ"], align="llr")
 # Three steps of Adam in float64, against one process on the joined batch.
 
 
-# %% name="parity"
+# %% name="parity" ranks="2"
 def compare(rank: int, way: Way) -> float:
     where = place_of(way)
     sequences = dist.get_world_size() * SEQUENCES
@@ -214,7 +214,7 @@ record(tolerance=TOLERANCE)
 # Every tensor that a step makes is watched, from its birth to its end.
 
 
-# %% name="peak"
+# %% name="peak" ranks="4"
 def measure_step(
     rank: int, way: Way, size: str, sequences: int, recompute: bool = False
 ) -> StepBytes:
@@ -252,7 +252,7 @@ assert peaks["ZeRO-3, a unit per layer"] < peaks["ZeRO-3, keeps what it gathers"
 assert peaks["ZeRO-3, a unit per layer"] < peaks["ZeRO-1, ShardedOptimizer"] < peaks["DDP"]
 
 
-# %% name="activations"
+# %% name="activations" ranks="2"
 BATCHES = (1, 4, 16)
 cases = [(ddp, SMALL, n) for n in BATCHES]
 cases += [(zero3, SMALL, n) for n in BATCHES]
@@ -274,7 +274,7 @@ record(model_states_mb=16 * count_parameters(SMALL) / MB)
 # that autocast has cast to bfloat16.
 
 
-# %% name="autocast"
+# %% name="autocast" ranks="1"
 def kept_by_forward(rank: int, autocast: bool) -> float:
     """Bytes that one forward leaves behind for each weight of a linear layer."""
     model = build(SIZE, CPU)
@@ -299,7 +299,7 @@ table(lines, ["forward in", "bytes kept per weight"], align="lr")
 # ## Rank 0's file alone
 
 
-# %% name="saved-alone"
+# %% name="saved-alone" ranks="1 4"
 def save_alone(rank: int, file: str) -> None:
     warnings.simplefilter("ignore")
     model, _ = torch_zero3(build(SMALL, CPU))
@@ -330,7 +330,7 @@ print("in a plain model:   " + re.search("got mixed .*? and DTensor", reason)[0]
 # ## On paper: 7 billion parameters on 8 GPUs of 80 GB
 
 
-# %% name="paper"
+# %% name="paper" badge="computed"
 PARAMETERS, GPUS, GB = 7 * 10**9, 8, 1e9
 lines = []
 for precision in ("fp32", "mixed"):
@@ -355,7 +355,7 @@ table(lines, columns, align="llrrrrr")
 # As many parameters as published, Adam in fp32. Where it makes a difference: on each of 8 GPUs, and
 # on each of 64.
 
-# %% name="models"
+# %% name="models" badge="computed"
 BILLIONS = {"ResNet-50": 0.0256, "BERT-Large": 0.34, "Llama 3 70B": 70, "GPT-3": 175}
 lines = []
 for name, billions in BILLIONS.items():
@@ -375,7 +375,7 @@ table(lines, columns, align="lrrrrr")
 # ## Stage 7, and the same program sharded
 
 
-# %% name="stage"
+# %% name="stage" ranks="2"
 def printed_by(program: str) -> list[list[str]]:
     text = run_torchrun(2, program, STEPS="20", CUDA_VISIBLE_DEVICES="")
     return [line.rsplit(maxsplit=1) for line in text.splitlines()]

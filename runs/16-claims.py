@@ -41,7 +41,7 @@ def compare_with_rank_0(module: nn.Module) -> None:
             raise ValueError("the parameters differ")
 
 
-# %% name="verification"
+# %% name="verification" ranks="3"
 def build_and_compare(rank: int) -> tuple[bool, bool]:
     set_seed(rank == 1)  # rank 1 has another seed
     module = nn.Linear(3, 1, bias=False).to(device())
@@ -93,7 +93,7 @@ record(batch=BATCH, steps=len(ratios), worst_ratio=max(ratios))
 # This run is a notebook. The function of this cell goes to new processes by value.
 
 
-# %% name="notebook"
+# %% name="notebook" ranks="2"
 def add_up(rank: int) -> int:
     number = torch.tensor(rank + 1)
     dist.all_reduce(number)
@@ -110,7 +110,7 @@ assert sums == [3, 3]
 # A broadcast into a clone, buffers in a forward pass without gradients, and three short ones.
 
 
-# %% name="clone"
+# %% name="clone" ranks="2"
 def broadcast_into_a_clone(rank: int) -> list[float]:
     set_seed(rank)
     weight = nn.Linear(1, 1, device=device()).weight
@@ -125,7 +125,7 @@ assert weights[0][1] != weights[1][1]
 table(weights, ["rank", "weight before", "after"])
 
 
-# %% name="no-grad"
+# %% name="no-grad" ranks="2"
 def running_means(rank: int) -> list[float]:
     ddp = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(1).to(device()))
     batch = torch.ones(2, 1, device=device())

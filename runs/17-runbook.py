@@ -41,7 +41,7 @@ print("\n".join(errors))
 # The analysis takes the rank whose file it reads first for right, and calls those that differ from
 # it culprits. Which file comes first is up to the file system.
 
-# %% name="analysis"
+# %% name="analysis" ranks="3"
 analyser = "from torch.distributed.flight_recorder.fr_trace import main; main()"
 said = run("-c", analyser, str(dumps), "--prefix", "rank_")
 culprits = {int(rank) for rank in re.findall(r"Culprit rank (\d)", said)}
@@ -49,7 +49,7 @@ assert culprits in ({1}, {0, 2}), culprits
 assert "COLLECTIVE_TYPE_MISMATCH" in said
 print("\n".join(line for line in said.splitlines() if "tabulate" not in line))
 
-# %% name="last-calls"
+# %% name="last-calls" ranks="3"
 said = run("runs/last_calls.py", str(dumps))
 calls = said.splitlines()
 assert len(calls) == 6
@@ -60,7 +60,7 @@ print(said)
 # %% [markdown]
 # A rank that was killed has left no file.
 
-# %% name="incomplete"
+# %% name="incomplete" ranks="3"
 (dumps / "rank_1").unlink()
 options = (str(dumps), "--prefix", "rank_")
 refused = ""

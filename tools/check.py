@@ -21,6 +21,7 @@ from typing import Any
 import arguments
 import digest
 import quoted
+import ranks
 import scrub
 
 ROOT = digest.ROOT
@@ -129,16 +130,17 @@ def texts_differ(root: Path, run: str, kind: str) -> bool:
     ]
 
 
-def status_text(found: States) -> str:
-    """``{"05-ring": {"cpu": "fresh", "gpu": "stale"}}``: what the book's badges say."""
-    short = {run: {kind: kinds[kind][0] for kind in KINDS} for run, kinds in found.items()}
-    return json.dumps(short, indent=2) + "\n"
+def status_text(root: Path, found: States) -> str:
+    """By run, what the book's badges say: how fresh it is, and what ran for each cell."""
+    cells = ranks.of_runs(root)
+    said = {run: {kind: kinds[kind][0] for kind in KINDS} for run, kinds in found.items()}
+    return json.dumps({run: said[run] | {"cells": cells[run]} for run in said}, indent=2) + "\n"
 
 
 def write_status(root: Path) -> None:
     unfinished = root / f"{STATUS}.unfinished"
     unfinished.parent.mkdir(exist_ok=True)
-    unfinished.write_text(status_text(states(root)), encoding="utf-8")
+    unfinished.write_text(status_text(root, states(root)), encoding="utf-8")
     unfinished.replace(root / STATUS)
 
 
@@ -164,7 +166,7 @@ def freshness_problems(root: Path, found: States) -> Iterator[str]:
                 fix = f"make prose RUN={run}" + (" KIND=gpu" if kind == "gpu" else "")
                 yield f"recordings/{run}.{kind}.ipynb lacks the latest texts of its run ({fix})"
     file = root / STATUS
-    is_true = file.is_file() and file.read_text(encoding="utf-8") == status_text(found)
+    is_true = file.is_file() and file.read_text(encoding="utf-8") == status_text(root, found)
     if not is_true and all(kinds["cpu"][0] == "fresh" for kinds in found.values()):
         yield f"{STATUS} is out of date (python tools/check.py --write-status)"
 
@@ -180,6 +182,14 @@ def recording_problems(root: Path) -> Iterator[str]:
     known = history(root)
     for path in recordings(root):
         yield from (f"recordings/{path.name}: {problem}" for problem in problems(root, path, known))
+
+
+def claim_problems(root: Path) -> Iterator[str]:
+    """Cells that claim other ranks than their run has started."""
+    for run, claims in ranks.of_runs(root).items():
+        path = recording_path(root, run, "cpu")
+        sizes = read_recording(path)["metadata"]["miniddp"]["world_size"] if path.exists() else []
+        yield from (f"runs/{run}.py: {problem}" for problem in ranks.problems(claims, sizes))
 
 
 def problems(root: Path, path: Path, known: set[str] | None) -> Iterator[str]:
@@ -396,6 +406,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
         errors = [
             *freshness_problems(root, found),
             *recording_problems(root),
+            *claim_problems(root),
             *page_problems(root),
             *chapter_problems(root),
             *quoted.broken(root),

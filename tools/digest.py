@@ -17,7 +17,7 @@ import re
 import symtable
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Cell:
     name: str | None
     source: str
     line: int
+    marker: str = ""
 
     @property
     def last_line(self) -> int:
@@ -61,15 +62,16 @@ def run_names(root: Path) -> list[str]:
 def cells(source: str, where: str) -> list[Cell]:
     """The cells of a percent-format file, as jupytext reads them."""
     found = []
-    kind, name, start = "code", None, 1
+    kind, name, start, marker = "code", None, 1, ""
     lines = source.split("\n")
     for number, line in enumerate([*lines, "# %%"], start=1):
         if not re.match(r"# %%(\s|$)", line):
             continue
-        found.append(_cell(kind, name, lines[start - 1 : number - 1], start, where))
+        cell = _cell(kind, name, lines[start - 1 : number - 1], start, where)
+        found.append(replace(cell, marker=marker))
         kind = match[1] if (match := re.search(r"\[(markdown|raw)\]", line)) else "code"
         name = match[1] if (match := re.search(r'\bname="([^"]*)"', line)) else None
-        start = number + 1
+        start, marker = number + 1, line
     if not found[0].source:
         found.pop(0)
     names = [cell.name for cell in found if cell.name]
@@ -126,7 +128,7 @@ class Module:
         self.definitions: dict[str, list[ast.stmt]] = defaultdict(list)
         for node in self.tree.body:
             if not _is_import(node):
-                for bound in _bound_names(node) or [IMPORT_TIME]:
+                for bound in bound_names(node) or [IMPORT_TIME]:
                     self.definitions[bound].append(node)
 
     def _imports(self) -> dict[str, set[tuple[str, str | None]]]:
@@ -175,7 +177,7 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-def _bound_names(node: ast.AST) -> list[str]:
+def bound_names(node: ast.AST) -> list[str]:
     """The module-level names that a top-level statement binds or changes."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
@@ -184,7 +186,7 @@ def _bound_names(node: ast.AST) -> list[str]:
              if isinstance(part, ast.Name)]  # fmt: skip
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler):
-            names += _bound_names(child)
+            names += bound_names(child)
     return list(dict.fromkeys(names))
 
 
@@ -288,6 +290,7 @@ class Project:
     def __init__(self, root: Path):
         self.root = root
         self._modules: dict[str, Module | None] = {}
+        self._used: dict[Symbol, list[Symbol]] = {}
 
     def module(self, name: str) -> Module | None:
         """The project's module, or program, of that name; None for those of others."""
@@ -319,14 +322,21 @@ class Project:
             if symbol in found or module is None:
                 continue
             found[symbol] = module
-            for node in module.nodes(symbol[1]):
-                waiting += self._uses(module, node)
+            waiting += self.uses(symbol)
             if IMPORT_TIME in module.definitions and not module.is_program:
                 waiting.append((module.name, IMPORT_TIME))
         return found
 
-    def _uses(self, module: Module, node: ast.AST) -> Iterator[Symbol]:
-        if isinstance(node, ast.Attribute | ast.Name) and (chain := _dotted(node)):
+    def uses(self, symbol: Symbol) -> list[Symbol]:
+        """The project's symbols that stand in the code of one."""
+        if symbol not in self._used:
+            module = self.module(symbol[0])
+            nodes = module.nodes(symbol[1]) if module else []
+            self._used[symbol] = [used for node in nodes for used in self.uses_of(module, node)]
+        return self._used[symbol]
+
+    def uses_of(self, module: Module, node: ast.AST) -> Iterator[Symbol]:
+        if isinstance(node, ast.Attribute | ast.Name) and (chain := dotted(node)):
             yield from self._resolve(module, chain)
             return
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -334,7 +344,7 @@ class Project:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from self._named_in(node.value, module)
         for child in ast.iter_child_nodes(node):
-            yield from self._uses(module, child)
+            yield from self.uses_of(module, child)
 
     def _named_in(self, text: str, user: Module) -> Iterator[Symbol]:
         """The modules and programs that a text, such as a command, starts by name."""
@@ -386,7 +396,7 @@ class Project:
             yield from ((name, symbol) for symbol in module.names())
 
 
-def _dotted(node: ast.expr) -> list[str]:
+def dotted(node: ast.expr) -> list[str]:
     """``["a", "b", "c"]`` of ``a.b.c``; empty if it does not start with a name."""
     names = []
     while isinstance(node, ast.Attribute):

@@ -52,7 +52,7 @@ local function timeline_stages(found, stem, alt, fail)
     if alt == "" then fail('its output is a timeline: say what it shows with fig-alt="…"') end
     return pandoc.Blocks { stage(stem, output.figure(picture or "", alt, fail).text, events) }
   end
-  return tabs(found, stage_of, function(one) return provenance.badge(one.recording) end)
+  return tabs(found, stage_of, function(one) return provenance.badge(one.recording, one.cell.metadata.name) end)
 end
 
 return function(div, fail)

@@ -18,9 +18,10 @@ local function enumerate(words)
   return table.concat(words, ", ", 1, #words - 1) .. " and " .. words[#words]
 end
 
-function M.ranks(meta)
-  local largest = math.max(table.unpack(meta.world_size))
-  local sizes = pandoc.List(meta.world_size):map(function(size) return ("%d"):format(size) end)
+function M.ranks(meta, of_cell)
+  local found = of_cell or meta.world_size
+  local largest = math.max(table.unpack(found))
+  local sizes = pandoc.List(found):map(function(size) return ("%d"):format(size) end)
   local text = enumerate(sizes) .. (largest == 1 and " rank" or " ranks")
   if meta.kind ~= "gpu" then return text end
   local gpus = meta.device_count
@@ -43,20 +44,27 @@ function M.commit(meta) return meta.commit:sub(1, 7) .. (meta.dirty and " with l
 
 local status
 
--- Whether the code has changed since: recordings/status.json, if there is one, says so.
-function M.is_stale(one)
+-- What recordings/status.json, if there is one, says of a run.
+local function status_of(one)
   status = status or pandoc.json.decode(project.read("recordings/status.json") or "{}", false)
-  return (status[one.name] or {})[one.kind] == "stale"
+  return status[one.name] or {}
 end
+
+-- Whether the code has changed since.
+function M.is_stale(one) return status_of(one)[one.kind] == "stale" end
+
+-- What ran for a cell: "computed" if nothing did, "process" if no ranks did, "ranks", or their numbers.
+local function ran(one, cell_name) return (status_of(one).cells or {})[cell_name] or "ranks" end
 
 -- "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · torch 2.13.0 · 2026-11-21 · commit abc1234",
 -- "Computed, not measured · 2026-11-21 · commit abc1234"
-function M.line(one, badge, fail)
+function M.line(one, cell_name)
   local meta, parts = one.meta, { COMPUTED }
-  local backend, torch = M.backend(meta), M.torch(meta)
-  if badge and badge ~= "computed" then fail('badge must be "computed"') end
-  if not badge then
-    local ranks = M.ranks(meta) .. (backend and " over " .. backend or "")
+  local backend, torch, of_cell = M.backend(meta), M.torch(meta), ran(one, cell_name)
+  if of_cell ~= "computed" then
+    local sizes = type(of_cell) == "table" and of_cell or nil
+    local ranks = M.ranks(meta, sizes) .. (backend and " over " .. backend or "")
+    if of_cell == "process" then ranks = "no ranks" end
     parts = { one.kind:upper() .. " recording", M.device(meta), ranks, torch and "torch " .. torch }
   end
   table.insert(parts, meta.date)
@@ -67,10 +75,10 @@ function M.line(one, badge, fail)
 end
 
 -- The line under an output, linked to the run's page.
-function M.badge(one, badge, fail)
-  local classes = { "provenance", badge or one.kind }
+function M.badge(one, cell_name)
+  local classes = { "provenance", ran(one, cell_name) == "computed" and "computed" or one.kind }
   if M.is_stale(one) then table.insert(classes, "stale") end
-  local link = pandoc.Link(M.line(one, badge, fail), project.link("runs/" .. one.name .. ".qmd"))
+  local link = pandoc.Link(M.line(one, cell_name), project.link("runs/" .. one.name .. ".qmd"))
   return pandoc.Div({ pandoc.Plain { link } }, pandoc.Attr("", classes))
 end
 

@@ -102,14 +102,16 @@ function M.cell_values(cell)
   return values
 end
 
--- The same for all cells.
+-- The same for all cells, and key → name of the cell.
 function M.values(recording)
-  if recording.values then return recording.values end
-  recording.values = {}
+  if recording.values then return recording.values, recording.cell_of end
+  recording.values, recording.cell_of = {}, {}
   for _, cell in ipairs(recording.cells) do
-    for key, value in pairs(M.cell_values(cell)) do recording.values[key] = value end
+    for key, value in pairs(M.cell_values(cell)) do
+      recording.values[key], recording.cell_of[key] = value, cell.metadata.name
+    end
   end
-  return recording.values
+  return recording.values, recording.cell_of
 end
 
 return M

@@ -20,7 +20,7 @@ return function(div, fail)
     if #blocks == 0 then fail("the cell has no output in " .. one.recording.path) end
     return blocks
   end
-  local function badge_of(one) return provenance.badge(one.recording, div.attributes.badge, fail) end
+  local function badge_of(one) return provenance.badge(one.recording, div.attributes.cell) end
   local content, below = tabs(found, blocks_of, badge_of)
   content = figure(content, div, fail) .. below
   if div.attributes.table then content:extend(measurement.find(div.attributes, fail):map(measurement.badge)) end

@@ -30,9 +30,10 @@ end
 local function recorded(given, fail)
   local known = {}
   for _, one in ipairs(recording.find(given.run, given.kind, fail)) do
-    local value = recording.values(one)[given.key]
-    for name in pairs(recording.values(one)) do known[name] = true end
-    if value ~= nil then return value, given.unit, one.name .. ": " .. provenance.line(one, given.badge, fail) end
+    local values, cells = recording.values(one)
+    for name in pairs(values) do known[name] = true end
+    local value = values[given.key]
+    if value ~= nil then return value, given.unit, one.name .. ": " .. provenance.line(one, cells[given.key]) end
   end
   fail(("no such value is recorded (there are: %s)"):format(table.concat(sorted_keys(known), ", ")))
 end
