@@ -6,9 +6,9 @@ from pathlib import Path
 from miniddp import run_ranks
 
 
-def run_on_two_ranks(program: Path) -> None:
+def run_on_ranks(program: Path, ranks: int = 2) -> None:
     """Each starts and ends its process group by itself, and must end without an error."""
-    run_ranks(run, 2, program, backend=None, timeout=120)
+    run_ranks(run, ranks, program, backend=None, timeout=120)
 
 
 def run(rank: int, program: Path) -> None:

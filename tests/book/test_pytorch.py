@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from miniddp import run_ranks
 from miniddp.launch import RanksFailed
 
-from .programs import run_on_two_ranks
+from .programs import run_on_ranks
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted((ROOT / "runs/pytorch").glob("[0-9]*.py"))
@@ -25,7 +25,13 @@ CHAPTERS = sorted((ROOT / "chapters").glob("[0-9]*.qmd"))
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_the_program_holds_what_it_asserts(program: Path) -> None:
-    run_on_two_ranks(program)
+    run_on_ranks(program)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_the_ring_adds_up_where_the_neighbours_are_two(ranks: int) -> None:
+    """On two ranks left and right are the same, and a wrong chunk would not show."""
+    run_on_ranks(ROOT / "runs/pytorch/05_ring.py", ranks)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .programs import run_on_two_ranks
+from .programs import run_on_ranks
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted((ROOT / "runs/questions").glob("*.py"))
@@ -14,7 +14,7 @@ PAGE = ROOT / "appendix/ddp-and.qmd"
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_the_program_holds_what_it_asserts(program: Path) -> None:
-    run_on_two_ranks(program)
+    run_on_ranks(program)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
