@@ -9,6 +9,7 @@ Needs only Python's standard library.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -187,9 +188,10 @@ def recording_problems(root: Path) -> Iterator[str]:
 def claim_problems(root: Path) -> Iterator[str]:
     """Cells that claim other ranks than their run has started."""
     for run, claims in ranks.of_runs(root).items():
-        path = recording_path(root, run, "cpu")
-        sizes = read_recording(path)["metadata"]["miniddp"]["world_size"] if path.exists() else []
-        yield from (f"runs/{run}.py: {problem}" for problem in ranks.problems(claims, sizes))
+        with contextlib.suppress(BadRecording):  # of which recording_problems tells
+            recording = read_recording(recording_path(root, run, "cpu"))
+            sizes = recording["metadata"]["miniddp"]["world_size"]
+            yield from (f"runs/{run}.py: {problem}" for problem in ranks.problems(claims, sizes))
 
 
 def problems(root: Path, path: Path, known: set[str] | None) -> Iterator[str]:

@@ -310,10 +310,6 @@ FAILURES = {
         '.interactive cell="silent" run="05-wrong" src="vis/still.js": '
         "the cell has no timeline in recordings/05-wrong.cpu.ipynb",
     ),
-    "unknown badge": (
-        run('name="02-cpu" cell="hello" badge="guessed"'),
-        '.run name="02-cpu" cell="hello": badge must be "computed"',
-    ),
     "no table": (measured('where="gpus=8"'), '.measured: expected table="name"'),
     "unknown table": (
         measured('table="rong"'),

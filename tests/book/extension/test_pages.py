@@ -70,13 +70,33 @@ BADGE = re.compile(r'<div class="provenance (\w+(?: stale)?)( mark)?">\s*(.*?)\s
         (f"{RUN}::: {{.answer}}\n{RUN}:::\n", [False, True]),
         (RUN + RUN.replace("02-cpu", "04-line").replace("hello", "timeline"), [False, False]),
         (TABLE_OF_OTHERS * 2 + RUN, [False, True, False]),
-        (RUN + RUN.replace("}", ' badge="computed"}') * 2, [False, False, True]),
     ],
 )
 def test_a_section_has_a_badge_in_full_once(render, page, marks):
     page = page.replace('"timeline"', '"timeline" kind="cpu" fig-alt="A line."')
     found = BADGE.findall(render(PAGE, page).stdout)
     assert [bool(mark) for _, mark, _ in found] == marks
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("hello", "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · "),
+        ("ranks", "CPU recording · 2-core AMD EPYC · 2 ranks over gloo · "),
+        ("only-cpu", "CPU recording · 2-core AMD EPYC · no ranks · "),
+        ("table", "Computed, not measured · 2026"),
+    ],
+)
+def test_a_badge_says_what_ran_for_its_cell(render, cell, said):
+    page = f'::: {{.run name="01-demo" cell="{cell}" kind="cpu"}}\n:::\n'
+    [(classes, _, badge)] = BADGE.findall(render(PAGE, page).stdout)
+    assert f">{said}" in badge
+    assert classes == ("computed" if said.startswith("Computed") else "cpu")
+
+
+def test_a_value_says_what_ran_for_its_cell(render):
+    page = '[]{.val run="01-demo" key="bandwidth" kind="cpu"}'
+    assert 'data-tip="01-demo: Computed, not measured · ' in render(PAGE, page).stdout
 
 
 def test_a_mark_says_what_the_badge_says_on_demand(render):

@@ -240,7 +240,7 @@ def test_merge_takes_a_recording_and_updates_the_status(brought):
     assert "01-quick.gpu.ipynb: Test GPU, torch" in out
     assert "commit 0123456, fresh" in out
     status = json.loads((project / "recordings/status.json").read_text())
-    assert status == {"01-quick": {"cpu": "fresh", "gpu": "fresh"}}
+    assert (status["01-quick"]["cpu"], status["01-quick"]["gpu"]) == ("fresh", "fresh")
 
 
 def test_merge_does_not_replace_a_fresh_recording_by_a_stale_one(brought):
