@@ -36,7 +36,7 @@ from instruments.witnesses import TIMEOUT, Work, gist, witnesses_of
 from miniddp import run_ranks
 from miniddp.process import device
 
-provenance(device=device(), world_size=[3, 4], backend="gloo")
+provenance(device=device(), world_size=[2, 3, 4], backend="gloo")
 folder = Path(tempfile.mkdtemp(prefix="miniddp-"))
 
 
