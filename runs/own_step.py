@@ -1,4 +1,4 @@
-"""The MFU of a DDP step, and a trace of it. Start it with torchrun."""
+"""How fast a DDP step computes, and a trace of it. Start it with torchrun."""
 
 import os
 import time
@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule, tensorboard_trace_handler
+
+PEAK = 67e12  # FLOP/s by your GPU's data sheet, in your precision: an H100 in float32
 
 on_gpu = torch.cuda.is_available()
 
@@ -47,12 +49,15 @@ def main() -> None:
 
     size = 8192 if on_gpu else 1024
     matrix = torch.rand(size, size, device=device)
-    peak = 2 * size**3 / seconds_of(lambda: matrix @ matrix)
+    product = 2 * size**3 / seconds_of(lambda: matrix @ matrix)
     step = seconds_of(train_step)
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    operations = 6 * parameters * len(tokens)
+    reached = 6 * parameters * len(tokens) / step
     if dist.get_rank() == 0:
-        print(f"{1e3 * step:.1f} ms a step, MFU {operations / step / peak:.0%}")
+        print(f"{1e3 * step:.1f} ms a step")
+        print(f"{reached / product:.0%} of what a large matrix product reaches")
+        if on_gpu:
+            print(f"{reached / PEAK:.0%} of the data sheet: the MFU")
 
     with profile(
         schedule=schedule(wait=1, warmup=2, active=5),

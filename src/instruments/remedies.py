@@ -6,6 +6,7 @@ real tokens per second, padding left out.
 """
 
 import gc
+import math
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from instruments.trace import Trace, read_trace
 from miniddp.process import device
 
 RECORDED_STEPS = 8
+USELESS_KEPT = 0.02
+"""Of a hundred remedies without effect, so many may be kept, as a share."""
 
 
 @dataclass(frozen=True)
@@ -205,9 +208,29 @@ def compare(old: Training, new: Training, rounds: int) -> list[float]:
     return ratios
 
 
+def chance(faster: int, rounds: int) -> float:
+    """How often a remedy without effect is faster in `faster` of `rounds`, or in more.
+
+    It is a sign test: without an effect each round is as likely to be faster as slower.
+    """
+    ways = sum(math.comb(rounds, count) for count in range(faster, rounds + 1))
+    return ways / 2**rounds
+
+
+def needed(rounds: int) -> int:
+    """In how many rounds a remedy has to be faster, so that few useless ones are kept.
+
+    Raises `ValueError` if the rounds are too few to tell.
+    """
+    for faster in range(rounds + 1):
+        if chance(faster, rounds) <= USELESS_KEPT:
+            return faster
+    raise ValueError(f"{rounds} rounds are too few to tell a remedy from none")
+
+
 def pays(ratios: list[float]) -> bool:
-    """Whether at least three quarters of the rounds were faster."""
-    return statistics.quantiles(ratios, n=4)[0] > 1
+    """Whether it was faster in so many rounds that this is no accident."""
+    return sum(ratio > 1 for ratio in ratios) >= needed(len(ratios))
 
 
 def look_at(training: Training, rounds: int) -> State:

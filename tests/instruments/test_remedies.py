@@ -1,6 +1,7 @@
 """The slow step and its remedies: what goes into a step, what a remedy may bring and when it
 is kept."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch import nn
 from finetune.data import encode, load_mrpc
 from finetune.model import load_model, load_tokenizer
 from instruments import remedies
-from instruments.remedies import Remedy, State, Trial, avoidable, pays
+from instruments.remedies import Remedy, State, Trial, avoidable, chance, needed, pays
 from instruments.slow_step import Pairs, Settings, Training
 from miniddp import set_seed
 
@@ -134,10 +135,20 @@ def test_a_remedy_saves_at_most_what_it_aims_at() -> None:
     assert avoidable({"bf16": True}, step) is None
 
 
-def test_a_remedy_pays_if_three_quarters_of_the_rounds_were_faster() -> None:
+def test_a_remedy_pays_if_it_was_faster_in_eight_of_nine_rounds() -> None:
     assert pays([1.1, 1.2, 1.3, 1.1, 0.9, 1.2, 1.1, 1.3, 1.2])
-    assert not pays([1.1, 1.2, 0.9, 1.1, 0.9, 1.2, 0.8, 1.3, 1.2])
+    assert not pays([1.1, 1.2, 1.3, 1.1, 0.9, 1.2, 0.9, 1.3, 1.2])
     assert not Trial(Remedy("none", "", {}), state()).kept
+
+
+def test_few_remedies_without_effect_are_kept() -> None:
+    assert (needed(9), needed(20)) == (8, 16)
+    assert chance(8, 9) == pytest.approx(10 / 512)
+    drawn = random.Random(0)
+    kept = sum(pays([drawn.lognormvariate(0, 0.1) for _ in range(9)]) for _ in range(10_000))
+    assert kept / 10_000 == pytest.approx(chance(8, 9), abs=0.005)
+    with pytest.raises(ValueError, match="5 rounds are too few"):
+        needed(5)
 
 
 def test_which_remedies_change_what_a_step_takes() -> None:
@@ -171,14 +182,14 @@ def test_what_pays_is_kept_and_the_next_remedy_meets_it(monkeypatch: pytest.Monk
         remedies, "look_at", lambda training, _: replace(state(), settings=training.settings)
     )
     tried = [Remedy(f"{size}", "updates", {"batch_size": size}) for size in (64, 16, 32)]
-    done = remedies.repair(0, nn.Identity(), None, tried, 4, Settings())
+    done = remedies.repair(0, nn.Identity(), None, tried, 6, Settings())
     failed, faster, slower = done.trials
     assert failed.failure == "RuntimeError: no such batch"
-    assert (faster.ratios, faster.loss_difference, faster.kept) == ([2.0] * 4, 8.0, True)
-    assert (slower.ratios, slower.kept) == ([0.25] * 4, False)
+    assert (faster.ratios, faster.loss_difference, faster.kept) == ([2.0] * 6, 8.0, True)
+    assert (slower.ratios, slower.kept) == ([0.25] * 6, False)
     assert slower.step.settings.batch_size == 16, "the step as repaired so far"
     assert done.before.settings.batch_size == 8
     assert done.after.settings.batch_size == 16
-    assert done.faster_alike == [1.0] * 4, "nothing was repaired before the updates changed"
-    assert done.faster == [2.0] * 4
+    assert done.faster_alike == [1.0] * 6, "nothing was repaired before the updates changed"
+    assert done.faster == [2.0] * 6
     assert done.peaks == (8.0, 16.0)
