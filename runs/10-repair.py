@@ -113,12 +113,6 @@ started = time.perf_counter()
 ranks = miniddp.run_ranks(repair, WORLD_SIZE, backend=BACKEND, timeout=1700)
 before, after, trials = ranks[0].before, ranks[0].after, ranks[0].trials
 print(f"{len(MEASURES)} measures in {time.perf_counter() - started:.0f} s")
-needed = remedies.needed(ROUNDS)
-record(
-    needed=needed,
-    useless_kept=100 * remedies.chance(needed, ROUNDS),
-    useless_one_fewer=100 * remedies.chance(needed - 1, ROUNDS),
-)
 
 # %% [markdown]
 # ## The slow step, from its trace
