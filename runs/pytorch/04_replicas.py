@@ -1,12 +1,29 @@
-"""Equal weights and buffers, and dropout masks of each rank's own.
+"""Equal weights and buffers, checked, and dropout masks of each rank's own.
 
 torchrun --standalone --nproc_per_node=2 runs/pytorch/04_replicas.py
 """
+
+import hashlib
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+
+def digest(tensor):
+    data = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def verify(state):
+    """Raise on every rank unless all ranks hold the same bits in `state`."""
+    mine = {name: digest(tensor) for name, tensor in state.items()}
+    replicas = [None] * dist.get_world_size()
+    dist.all_gather_object(replicas, mine)
+    for name in mine:
+        if len({replica[name] for replica in replicas}) > 1:
+            raise ValueError(f"{name} is not the same on all ranks")
 
 
 def wrap(model, device):
@@ -18,31 +35,32 @@ def wrap(model, device):
     return ddp
 
 
-def are_equal(tensors):
-    """Whether all ranks hold the same bits; every rank has to call it."""
-    mine = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    others = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(others, mine)
-    return all(torch.equal(mine, other) for other in others)
+def differs(state):
+    try:
+        verify(state)
+    except ValueError:
+        return True
+    return False
 
 
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-    assert not are_equal(model.parameters())
+    assert differs(model.state_dict())
     ddp = wrap(model, torch.device("cpu"))
-    assert are_equal(ddp.parameters())
+    verify(ddp.state_dict())
 
     inputs = torch.randn(64, 4)  # drawn after wrapping: each rank's own
-    assert not are_equal([inputs])
+    assert differs({"inputs": inputs})
     ddp(inputs).sum().backward()
+    buffers = dict(ddp.named_buffers())
+    assert differs(buffers)  # until the next forward
     mean = ddp.module[1].running_mean
-    assert not are_equal([mean])  # until the next forward
     before = mean.clone()
     ddp.eval()
     ddp(inputs)
-    assert are_equal([mean])
+    verify(buffers)
     assert torch.equal(mean, before) == (dist.get_rank() == 0)
     del ddp
     dist.destroy_process_group()
