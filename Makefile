@@ -17,7 +17,7 @@ BIN := .venv/bin
 SET_UP := $(PYTHON) tools/set_up.py
 BOOK := index.qmd chapters appendix runs
 
-.PHONY: help site downloads serve preview test site-to-test is-exercise is-stage test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults cluster fuzz soak constraints clean
+.PHONY: help site downloads serve preview test site-to-test is-exercise is-stage lighthouse test-gpu lint types format record prose accept record-gpu merge-recordings check exercise stage parity address bench faults cluster fuzz soak constraints clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -109,6 +109,9 @@ stage: is-stage ready-stage ## train with the book's program as it is after chap
 is-stage:
 	@test -n "$(STAGE)" || { echo "$(if $(N),there is no stage $(N),say which stage): make stage N=3" >&2; exit 2; }
 
+lighthouse: ready-test ## print each page's scores by Lighthouse, weight and requests, from _site (needs Node)
+	@$(BIN)/python -m tests.book.site.lighthouse _site
+
 parity: ready-test ## write the book's table of what torch and miniddp do, from the tests that compare them
 	@$(BIN)/pytest -q tests/package tests/finetune tests/instruments -m parity --parity=tests/parity.json
 
@@ -124,7 +127,7 @@ faults: ready-test ## break trainings in every way, and count what survives (REP
 	@$(BIN)/python runs/faults.py $(if $(REPEAT),--repeat $(REPEAT)) $(if $(SEED),--seed $(SEED))
 
 cluster: ready-test ## queue the runbook's batch script on a SLURM of this machine (as root; slurm-wlm, munge)
-	@$(BIN)/pytest tests/endurance/test_cluster.py tests/endurance/test_preemptible.py
+	@$(BIN)/pytest tests/endurance/test_cluster.py
 	@$(BIN)/python runs/13-slurm.py
 
 fuzz: ready-test ## run programs from a grammar on both classes and one process (PROGRAMS=10000, SEED=1)

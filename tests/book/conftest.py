@@ -15,9 +15,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from ..package.ranks import start_server
-from .site.sites import BEHAVIOUR, DESKTOP, PAGES, Sites, Visit, serving
+from .site.serving import BROWSERS, serving
+from .site.sites import BEHAVIOUR, DESKTOP, PAGES, Sites, Visit
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
 MEASURE = "COVERAGE_PROCESS_CONFIG"  # with it a new Python notes which lines it executes

@@ -4,15 +4,10 @@ Tests that run side by side share what one of them builds."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,21 +80,6 @@ class Sites:
         if made.returncode != 0:
             return f"{name} was not built: {made.stderr.strip().splitlines()[-1:]}"
         return output
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def serving(site: Path) -> Iterator[str]:
-    """Serve a folder; its address."""
-    handler = functools.partial(Handler, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 @dataclass
