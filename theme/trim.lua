@@ -1,8 +1,9 @@
 -- Quarto runs this after rendering the whole book (`project: post-render`). It halves a page's weight:
--- style rules for classes and ids that are written nowhere in the site's pages and scripts go, and so
+-- style rules for classes and ids, and variables, that the site's pages and scripts do not use go, and so
 -- does the icon font (theme/book.scss draws the few icons in use) and Quarto's search (theme/search.js
 -- reads its index). Scripts inside the pages become files, so that the content security policy of
--- theme/head.html lets them run. Ours, because PurgeCSS needs Node, which Quarto does not bring.
+-- theme/head.html lets them run, and all wait until the page is there. Ours, because PurgeCSS needs Node,
+-- which Quarto does not bring.
 
 local site = os.getenv("QUARTO_PROJECT_OUTPUT_DIR")
 if not site or not os.getenv("QUARTO_PROJECT_RENDER_ALL") then
@@ -60,23 +61,34 @@ local function trim(css, names)
       body = "{" .. trim(body:sub(2, -2), names) .. "}"
     elseif not prelude:match("^%s*@") then
       prelude = used_selectors(prelude, names)
-      body = prelude == "" and "" or body:gsub("%-%-quarto%-scss%-export%-[^;}]*;?", "")
+      body = prelude == "" and "" or body:gsub("(%-%-[%w-]+):[^;{}]*;?", function(name) return not names[name] and "" end)
     end
     return body:match("[^{}%s]") and prelude .. body or ""
   end))
 end
 
--- Bootstrap's script names the classes of all its components. Those in use stand in a page, too,
--- apart from what it adds while something unfolds.
+-- What names something in a page, the variables in use, and all words of the scripts. Bootstrap's own names the classes of all its
+-- components: those in use stand in a page, too, apart from what it adds while something unfolds.
 local everything = files(site, {})
 local names = { collapsing = true, ["collapse-horizontal"] = true, showing = true }
+local function is_dropped(path) return path:match("site_libs[/\\]quarto%-search[/\\]") end
 for _, path in ipairs(everything) do
-  if path:match("%.html$") or path:match("%.js$") and not path:match("bootstrap%.min%.js$") then
+  if path:match("%.html$") or path:match("%.css$") then
+    for name in read(path):gmatch("var%(%s*(%-%-[%w-]+)") do names[name] = true end
+  end
+  if path:match("%.html$") then
+    for attribute, list in read(path):gmatch '%f[%w](%l+)="([^"]*)"' do
+      if attribute == "class" or attribute == "id" then
+        for name in list:gmatch("%S+") do names[name] = true end
+      end
+    end
+  elseif path:match("%.js$") and not path:match("bootstrap%.min%.js$") and not is_dropped(path) then
     for name in read(path):gmatch("[%a_-][%w_-]*") do names[name] = true end
   end
 end
 
 local SEARCH = '<script[^>]-src="[^"]*/quarto%-search/[^"]*"[^>]*></script>'
+local ICONS = '<link href="[^"]*/bootstrap%-icons%.css"[^>]*>\n?'
 local POLICY = '<meta http%-equiv="Content%-Security%-Policy"[^>]*>\n?'
 
 local function setting(name) return read("_quarto.yml"):match("\n%s*" .. name .. ":%s*[\"']?([^\n\"']+)") end
@@ -106,7 +118,8 @@ local function secured(html, url)
     write(pandoc.path.join { site, name }, body)
     return ('<script%s src="%s%s" defer></script>'):format(attributes, up, name)
   end
-  html = html:gsub(SEARCH, ""):gsub("<script([^>]*)>(.-)</script>", outside)
+  html = html:gsub(SEARCH, ""):gsub(ICONS, ""):gsub("<script([^>]*)>(.-)</script>", outside)
+  html = html:gsub('<script src="([^"]*site_libs/[^"]*)"></script>', '<script src="%1" defer></script>')
   html = html:gsub("<%a[^<>]* onclick=[^<>]*>", function(tag) return (tag:gsub(' onclick="[^"]*"', "")) end)
   local policy = html:match(POLICY) or ""
   local head = url ~= "404.html" and description(html, url) or ""
@@ -116,9 +129,7 @@ end
 
 pandoc.system.make_directory(pandoc.path.join { site, "site_libs", "page" }, true)
 for _, path in ipairs(everything) do
-  if path:match("bootstrap%-icons%.css$") then
-    write(path, "/* The few icons in use are drawn by the theme. */\n")
-  elseif path:match("bootstrap%-icons%.woff2?$") or path:match("site_libs[/\\]quarto%-search[/\\]") then
+  if path:match("bootstrap%-icons%.%a+2?$") or is_dropped(path) then
     os.remove(path)
   elseif path:match("site_libs.*%.css$") then
     write(path, trim(read(path), names))
