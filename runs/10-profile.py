@@ -175,11 +175,6 @@ record(
     straggler_share_0=100 * straggler[0].communication.share,
 )
 
-# %% name="straggler-timeline"
-drawn = {f"rank {trace.rank}": trace for trace in straggler_traces}
-number = lanes.usual_step(straggler_traces[0]).name
-draw_step(drawn, {name: lanes.step_named(trace, number) for name, trace in drawn.items()})
-
 # %% [markdown]
 # ## A benchmark that measures no communication
 #

@@ -379,6 +379,8 @@ class Project:
                 yield from self._whole(name)
                 return
             attribute, rest = rest[0], rest[1:]
+        if attribute == "__file__":
+            yield from self._whole(name)
         if attribute.startswith("__") or attribute == IMPORT_TIME:
             return
         if attribute in module.definitions:

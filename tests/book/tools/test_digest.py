@@ -104,6 +104,12 @@ def test_every_way_of_importing(project, code):
     }
 
 
+def test_a_module_that_is_started_by_its_file_counts_whole(project):
+    every = reached(project, "import miniddp.ring\nminiddp.ring")
+    assert every > reached(project, "from miniddp.ring import SEGMENT\nSEGMENT")
+    assert reached(project, "from miniddp import ring\nprint(ring.__file__)") == every
+
+
 def test_follows_reexports(project):
     write(project, "src/miniddp/naive.py", "from . import ring\nclass DDP:\n    f = ring.unused\n")
     expected = {"miniddp.naive:DDP", "miniddp.ring:unused"}
