@@ -32,7 +32,13 @@ REPEAT = 20  # of each fault for which the moment matters
 # %% name="matrix"
 with tempfile.TemporaryDirectory() as folder:
     found = Path(folder) / "found.json"
-    command = [sys.executable, "runs/faults.py", f"--repeat={REPEAT}", "--seed=13"]
+    command = [
+        sys.executable,
+        "runs/faults.py",
+        "--program=trainer",
+        f"--repeat={REPEAT}",
+        "--seed=13",
+    ]
     done = subprocess.run([*command, f"--json={found}"], capture_output=True, text=True)
     print(done.stdout.splitlines()[-1])
     lost = [line for line in done.stdout.splitlines() if line.startswith("LOST")]

@@ -6,7 +6,8 @@ A fault strikes a rank in `faulty.py`, or comes from here: a signal to the launc
 damaged file. A training has survived if it goes on by itself, or refuses in a line that says why
 and goes on with the same command when that has been mended, and if then its last checkpoint
 (weights, optimizer, random numbers, place in the data) is bit for bit that of a training without a
-fault. `instruments.trials` checks the trainings.
+fault. `instruments.trials` checks the trainings. The runbook's script to copy is treated likewise:
+`instruments.copied_script`.
 """
 
 import argparse
@@ -19,12 +20,11 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from instruments import warm_start
+from instruments import copied_script, warm_start
 from instruments.launched_jobs import (
     ENVIRONMENT,
     SAVES,
@@ -35,7 +35,7 @@ from instruments.launched_jobs import (
     wait_for,
 )
 from instruments.small_disk import SmallDisk
-from instruments.trials import DDPS, Kind, Trial, matrix, rows
+from instruments.trials import DDPS, Kind, Trial, matrix, rows, trainer
 
 
 def killed(phase: str, trial: Trial) -> None:
@@ -319,41 +319,59 @@ KINDS = {
 }
 
 
+PROGRAMS = {
+    "trainer": (trainer, KINDS),
+    "script": (copied_script.Undisturbed, copied_script.KINDS),
+}
+
+
+def try_all(program: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """The chosen faults of a program, a row for each kind; what is lost is said at once."""
+    undisturbed, all_kinds = PROGRAMS[program]
+    kinds = {name: kind for name, kind in all_kinds.items() if chosen.only in name}
+    if not kinds:
+        return []
+    how_often = (chosen.repeat, chosen.seed, chosen.jobs, chosen.cold)
+    outcomes = []
+    for outcome in matrix(kinds, undisturbed, *how_often):
+        outcomes.append(outcome)
+        if outcome.problem:
+            print(f"LOST: {outcome.kind} (seed {outcome.seed}): {outcome.problem}", flush=True)
+    return [{"program": program, **row} for row in rows(kinds, outcomes)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=20, help="where the moment matters")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--jobs", type=int, default=3, help="trainings at once")
+    parser.add_argument("--program", choices=PROGRAMS, help="one of them only")
     parser.add_argument("--only", default="", help="the faults with this in their name")
     parser.add_argument("--cold", action="store_true", help="start every Python from scratch")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
     chosen = parser.parse_args()
-    kinds = {name: kind for name, kind in KINDS.items() if chosen.only in name}
-    if not kinds:
-        parser.error(f"no fault has {chosen.only!r} in its name")
     os.environ.update(ENVIRONMENT)
     Process.context.set_forkserver_preload([warm_start.__name__])
     print(f"seed {chosen.seed}", flush=True)
-    outcomes = []
-    for outcome in matrix(kinds, chosen.repeat, chosen.seed, chosen.jobs, chosen.cold):
-        outcomes.append(outcome)
-        if outcome.problem:
-            print(f"LOST: {outcome.kind} (seed {outcome.seed}): {outcome.problem}", flush=True)
-    found = rows(kinds, outcomes)
+    found = []
+    for program in [chosen.program] if chosen.program else PROGRAMS:
+        found += try_all(program, chosen)
+    if not found:
+        parser.error(f"no fault has {chosen.only!r} in its name")
     for row in found:
         noticed = row["seconds_until_noticed"]
         print(
-            f"{row['survived']:3} of {row['injected']:3} {row['kind']:40}"
+            f"{row['survived']:3} of {row['injected']:3} {row['program']}: {row['kind']:40}"
             f" at most {row['most_steps_again']:2} steps again,"
             f" noticed after {'–' if noticed is None else f'{noticed:.1f} s'},"
             f" {row['orphans']} orphans, {row['left_over']} files left over"
         )
     if chosen.json:
-        content = {"seed": chosen.seed, "rows": found, "outcomes": list(map(asdict, outcomes))}
-        chosen.json.write_text(json.dumps(content, indent=1))
-    survived = sum(not outcome.problem for outcome in outcomes)
-    print(f"faults: {len(outcomes)} injected, {survived} survived, {len(outcomes) - survived} lost")
-    return int(survived < len(outcomes))
+        chosen.json.write_text(json.dumps({"seed": chosen.seed, "rows": found}, indent=1))
+    injected = sum(row["injected"] for row in found)
+    survived = sum(row["survived"] for row in found)
+    print(f"faults: {injected} injected, {survived} survived, {injected - survived} lost")
+    return int(survived < injected)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ SIGTERM, or a file `leave` in the folder, asks it to go. All machines see the fo
 torchrun --standalone --nproc_per_node=2 runs/preemptible.py build/job
 """
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 STEPS, SAVE_EVERY, LOOK_EVERY = 400, 100, 10
 signals: list[int] = []
@@ -35,22 +35,20 @@ def largest(number: float, device: torch.device) -> float:
     return result.item()
 
 
-def told_to_leave(folder: Path, device: torch.device) -> bool:
-    """One rank that has been told is enough: all leave after the same step."""
-    return largest(bool(signals) or (folder / "leave").exists(), device) > 0
+def go_on(problem: object, device: torch.device) -> None:
+    """All ranks end if one has a problem, and that one says which."""
+    if largest(problem is not None, device):
+        sys.exit(str(problem) if problem else 1)
 
 
-def refuse(problem: str) -> None:
-    sys.exit(problem if dist.get_rank() == 0 else 1)
-
-
-def claim(folder: Path) -> None:
-    """A lock on the folder, until this process ends."""
+def claim(folder: Path) -> str | None:
+    """Lock the folder, until this process ends. Returns what is wrong."""
     lock = os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit(f"another job trains in {folder}")
+        return f"another job trains in {folder}"
+    return None
 
 
 def load(path: Path, device: torch.device) -> dict[str, object]:
@@ -59,7 +57,7 @@ def load(path: Path, device: torch.device) -> dict[str, object]:
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)
     if largest(state["step"], device) != -largest(-state["step"], device):
-        refuse(f"not all ranks see the checkpoint of step {state['step']}")
+        sys.exit(f"not all ranks see the checkpoint of step {state['step']}")
     return state
 
 
@@ -75,26 +73,26 @@ def save(path: Path, state: dict[str, object], device: torch.device) -> None:
             unfinished.replace(path)
         except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's own
             unfinished.unlink(missing_ok=True)
-            problem = error
-    if largest(problem is not None, device):
-        refuse(f"cannot save step {state['step']}: {problem}")
+            problem = f"cannot save step {state['step']}: {error}"
+    go_on(problem, device)
 
 
 def main(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    if sys.platform == "linux":  # a signal when torchrun is killed, too
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     device = start()
     folder.mkdir(parents=True, exist_ok=True)
-    if dist.get_rank() == 0:
-        claim(folder)
+    go_on(claim(folder) if dist.get_rank() == 0 else None, device)
     torch.manual_seed(0)
-    model = nn.Linear(64, 64).to(device)
+    model = torch.nn.Linear(64, 64).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     state = load(folder / "checkpoint.pt", device)
     step = state["step"]
     if step:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    ddp = nn.parallel.DistributedDataParallel(model)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
     leaving = False
     while step < STEPS and not leaving:
         torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
@@ -102,7 +100,9 @@ def main(folder: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        leaving = step % LOOK_EVERY == 0 and told_to_leave(folder, device)
+        if step % LOOK_EVERY == 0:
+            told = bool(signals) or (folder / "leave").exists()
+            leaving = largest(told, device) > 0
         if leaving or step % SAVE_EVERY == 0:
             state = {"model": model.state_dict(), "step": step}
             state["optimizer"] = optimizer.state_dict()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from instruments.launched_jobs import ENVIRONMENT, Process, digest, file
+from instruments.launched_jobs import ENVIRONMENT, Process, digest, file, ranks
 
 INTERVALS = 20
 FLAT = 0.02
@@ -39,12 +39,6 @@ def newest(folder: Path) -> int:
     """The step of the newest checkpoint."""
     names = folder.glob("step-*.safetensors") if folder.exists() else []
     return max((int(path.stem.removeprefix("step-")) for path in names), default=0)
-
-
-def ranks(launcher: int) -> list[int]:
-    """The processes that torchrun has started, in the order of their ranks."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children")
-    return sorted(map(int, children.read_text().split())) if children.exists() else []
 
 
 def measure(pid: int) -> Sample:

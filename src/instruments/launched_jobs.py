@@ -59,6 +59,12 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def ranks(launcher: int) -> list[int]:
+    """The processes that torchrun has started, in the order of their ranks."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children")
+    return sorted(map(int, children.read_text().split())) if children.exists() else []
+
+
 def is_running(pid: int) -> bool:
     try:
         return (
@@ -145,12 +151,15 @@ class Job:
             f"--nproc_per_node={ranks}",
             f"--max_restarts={restarts}",
         ]
-        program = [str(PROGRAM), *OPTIONS]
-        program += [f"--data-dir={self.data}", f"--checkpoint={self.saved}"]
         output = self.home / f"output-{len(self.processes)}"
-        process = Process([*launch, *program, *options], environment, output)
+        process = Process([*launch, *self.program(), *options], environment, output)
         self.processes.append(process)
         return process
+
+    def program(self) -> list[str]:
+        """What torchrun starts."""
+        folders = [f"--data-dir={self.data}", f"--checkpoint={self.saved}"]
+        return [str(PROGRAM), *OPTIONS, *folders]
 
     def run(self, *options: str, **chosen: Any) -> Process:
         process = self.start(*options, **chosen)

@@ -59,9 +59,20 @@ class Reference:
         for process in (alone, other):
             need(process.code == 0, process.text)
 
+    def trial(self, kind: str, seed: str, home: Path, cold: bool) -> "Trial":
+        """A training like these, to be disturbed."""
+        return Trial(kind, seed, home, self, cold)
+
     def checkpoint(self, step: int, of: str = "simple") -> Path:
         """Of a training with one of `DDPS`, or of "alone" or "other"."""
         return self.home / of / "saved" / file(step)
+
+
+def trainer(folder: Path) -> Reference:
+    """Trainings with `finetune` in this folder."""
+    reference = Reference(folder / "reference", first_pairs(folder / "data"))
+    reference.train()
+    return reference
 
 
 def first_pairs(folder: Path) -> Path:
@@ -170,46 +181,51 @@ class Trial:
 class Kind:
     """A fault, what becomes of it, and how often it is tried."""
 
-    trial: Callable[[Trial], None]
+    trial: Callable[[Any], None]
     what_happens: str
     by_moment: bool = True  # else a fifth as often
     waits: bool = False  # it needs time, not a processor
 
 
-def attempt(
-    name: str, kind: Kind, seed: str, home: Path, reference: Reference, cold: bool
-) -> Outcome:
+def attempt(trial: Any, fault: Callable[[Any], None]) -> Outcome:
     """One fault; what is wrong with what becomes of it is in the outcome."""
-    trial = Trial(name, seed, home, reference, cold)
+    outcome: Outcome = trial.outcome
     try:
-        kind.trial(trial)
+        fault(trial)
         trial.settle()
     except NotSurvived as error:
-        trial.outcome.problem = str(error)
+        outcome.problem = str(error)
     except Exception:
-        trial.outcome.problem = traceback.format_exc()
+        outcome.problem = traceback.format_exc()
     finally:
         trial.job.end()
-        shutil.rmtree(home, ignore_errors=True)
-    return trial.outcome
+        shutil.rmtree(trial.job.home, ignore_errors=True)
+    return outcome
 
 
 def matrix(
-    kinds: Mapping[str, Kind], repeat: int, seed: int, jobs: int, cold: bool
+    kinds: Mapping[str, Kind],
+    undisturbed: Callable[[Path], Any],
+    repeat: int,
+    seed: int,
+    jobs: int,
+    cold: bool,
 ) -> Iterator[Outcome]:
-    """Every kind `repeat` times, or a fifth as often where the moment does not matter."""
+    """Every kind `repeat` times, or a fifth as often where the moment does not matter.
+
+    `undisturbed`, called once with a folder, makes what all trials are compared with;
+    its `trial` makes each.
+    """
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        reference = Reference(
-            Path(folder) / "reference", first_pairs(Path(folder) / "data")
-        )
-        reference.train()
+        reference = undisturbed(Path(folder))
         processors = threading.Semaphore(jobs)
 
         def attempt_in_turn(name: str, number: int) -> Outcome:
             kind = kinds[name]
             home = Path(tempfile.mkdtemp(dir=folder)) / "job"
             with contextlib.nullcontext() if kind.waits else processors:
-                return attempt(name, kind, f"{seed}-{number}", home, reference, cold)
+                trial = reference.trial(name, f"{seed}-{number}", home, cold)
+                return attempt(trial, kind.trial)
 
         trials = [
             (name, number)

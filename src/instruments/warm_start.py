@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,24 @@ def rank(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = list(arguments)
-    runpy.run_path(arguments[0], run_name="__main__")
+    code = exit_code(lambda: runpy.run_path(arguments[0], run_name="__main__"))
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def exit_code(program: Callable[[], Any]) -> int:
+    """Of a Python that executes this; what it would say is printed."""
+    try:
+        program()
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr, flush=True)
+            return 1
+        return error.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def forget_handlers() -> None:

@@ -26,6 +26,7 @@ def test_a_training_survives_one_of_each_fault(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     rows = json.loads(found.read_text())["rows"]
     assert all(row["injected"] == row["survived"] == 1 for row in rows)
+    assert {row["program"] for row in rows} == {"trainer", "script"}
     assert not any(row["orphans"] or row["left_over"] for row in rows)
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(rf"faults: {len(rows)} injected, {len(rows)} survived, 0 lost", last)
@@ -76,7 +77,7 @@ def test_what_is_lost_is_said_and_is_the_exit_code(monkeypatch, capsys):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     forks = Process.context  # shared with all tests of this process
     monkeypatch.setattr(forks, "set_forkserver_preload", lambda modules: None)
-    monkeypatch.setattr(sys, "argv", ["faults.py", "--seed=7"])
+    monkeypatch.setattr(sys, "argv", ["faults.py", "--seed=7", "--program=script"])
     assert faults.main() == 1
     first, lost, row, last = capsys.readouterr().out.splitlines()
     assert first == "seed 7"
