@@ -1,31 +1,34 @@
-"""Stage 9: the whole script. It can be stopped, resumed and put on GPUs.
+"""Stage 9: a script to take to work, in plain PyTorch. Stopped, it goes on.
 
 torchrun --standalone --nproc_per_node=2 stages/9_train.py
 torchrun --standalone --nproc_per_node=8 stages/9_train.py --amp --batch 288
 """
 
 import argparse
+import hashlib
 import os
-import time
-from functools import partial
+import signal
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader, DistributedSampler
 
-from miniddp import DistributedDataParallel, DistributedSampler, set_seed
-from miniddp.accumulation import global_mean
-from miniddp.process import destroy_process_group, device, init_process_group
-from miniddp.replicate import verify_replicas
-from miniddp.sampler import shard
 from shakespeare import build_language_model, load_text
+
+LOOK_EVERY = 10  # steps: to see a loss, Python waits for the device
+signals = []  # that this process has received
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise ValueError(message)  # `together` shows it, once
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     steps = int(os.environ.get("STEPS", "183"))
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch", type=int, default=36, help="of all ranks")
@@ -34,82 +37,139 @@ def parse_arguments():
     parser.add_argument("--warmup", type=int, default=0, help="steps")
     parser.add_argument("--clip", type=float, help="largest gradient norm")
     parser.add_argument("--amp", action="store_true", help="compute in bf16")
-    parser.add_argument(
-        "--checkpoints", help="folder to save to and go on from"
-    )
-    parser.add_argument("--every", type=int, default=50, help="steps")
+    parser.add_argument("--workers", type=int, default=0, help="of each rank")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoints", type=Path, help="folder to save to")
+    parser.add_argument("--every", type=int, default=50, help="steps to a save")
+    parser.add_argument("--ddp", choices=["torch", "miniddp"], default="torch")
     options = parser.parse_args()
+    if min(options.accumulation, options.every) < 1:
+        raise ValueError("--accumulation and --every must be at least 1")
     shares = dist.get_world_size() * options.accumulation
-    if options.batch % shares:
-        parser.error(f"--batch must be a multiple of {shares}")
+    if options.batch < 1 or options.batch % shares:
+        raise ValueError(f"--batch must be a multiple of {shares}")
     return options
 
 
-def build_loader(sequences, options):
+def start():
+    """Join the group that torchrun describes; this rank's device."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)
+    torch.cuda.set_device(device)
+    if gpus < int(os.environ["LOCAL_WORLD_SIZE"]):
+        dist.init_process_group("gloo")
+        return device
+    dist.init_process_group("nccl", device_id=device)
+    return device
+
+
+def log(text):
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def refuse(problem):
+    """End the job with one line. Every rank calls it."""
+    log(f"error: {problem}")
+    dist.barrier()  # torchrun stops the others as soon as one rank ends
+    os._exit(1)  # at once: a signal would disturb Python's own end
+
+
+def together(work, *arguments):
+    """This rank's `work(*arguments)`. If it fails on any rank, all end."""
+    result = None
+    problem = None
+    try:
+        result = work(*arguments)
+    except Exception as error:
+        problem = " ".join(str(error).split())[:300]
+    problems = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            refuse(f"rank {rank}, {work.__name__}: {problem}")
+    return result
+
+
+def alike(value):
+    """The value, if all ranks have the same. If not, all end."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    for rank, found in enumerate(values):
+        if found != values[0]:
+            refuse(f"rank {rank} has {found}, but rank 0 has {values[0]}")
+    return value
+
+
+def build_loader(sequences, options, device):
     """This rank's micro-batches of an epoch."""
-    return DataLoader(
+    sampler = DistributedSampler(sequences, seed=options.seed, drop_last=True)
+    loader = DataLoader(
         sequences,
         options.batch // dist.get_world_size() // options.accumulation,
-        sampler=DistributedSampler(sequences, drop_last=True),
+        sampler=sampler,
         drop_last=True,
-        pin_memory=device().type == "cuda",
+        num_workers=options.workers,
+        pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # its own; seeded for each epoch
     )
+    if len(loader) < options.accumulation:
+        raise ValueError(f"{len(sequences)} sequences fill no global batch")
+    return loader
 
 
-class Batches:
-    """This rank's micro-batches of each step, and its place in them."""
-
-    def __init__(self, loader, accumulation):
-        self.loader = loader
-        self.accumulation = accumulation
-        self.epoch = 0
-        self.steps = 0  # of this epoch
-
-    def __next__(self):
-        if self.steps == 0:
-            self.begin_epoch()
-        batches = [next(self.iterator) for _ in range(self.accumulation)]
-        self.steps += 1
-        if self.steps == len(self.loader) // self.accumulation:
-            self.epoch += 1
-            self.steps = 0
-        return batches
-
-    def begin_epoch(self):
-        """Another order, and other random numbers for the loader's workers."""
-        self.loader.sampler.set_epoch(self.epoch)
-        seed = self.epoch * dist.get_world_size() + dist.get_rank()
-        self.loader.generator.manual_seed(seed)
-        self.iterator = iter(self.loader)
-
-    def state_dict(self):
-        return {"epoch": self.epoch, "steps": self.steps}
-
-    def load_state_dict(self, state):
-        """Read again what was read of the epoch: then all goes on as before."""
-        self.epoch = state["epoch"]
-        for _ in range(state["steps"]):
-            next(self)
+def own_seed(options, number):
+    """Of an epoch or a step: another one on each rank."""
+    return options.seed + number * dist.get_world_size() + dist.get_rank()
 
 
-def predict(model, batch, amp):
-    """The loss and the logits of some sequences."""
-    batch = batch.to(device(), non_blocking=True)
-    with torch.autocast(device().type, torch.bfloat16, enabled=amp):
-        return model(input_ids=batch, labels=batch)
+def micro_batches(loader, options, step):
+    """Those of each step after this one, with random numbers of its own."""
+    steps_of_epoch = len(loader) // options.accumulation
+    epoch, done = divmod(step, steps_of_epoch)
+    while True:
+        loader.sampler.set_epoch(epoch)
+        loader.generator.manual_seed(own_seed(options, epoch))
+        iterator = iter(loader)
+        for step in range(steps_of_epoch):
+            torch.manual_seed(own_seed(options, epoch * steps_of_epoch + step))
+            batches = [next(iterator) for _ in range(options.accumulation)]
+            if step >= done:  # else it was only to be read again
+                yield batches
+        epoch += 1
+        done = 0
+
+
+def wrap(model, ddp):
+    """In torch's class, or in the one that the book builds."""
+    if ddp == "torch":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    from miniddp import DistributedDataParallel
+
+    return DistributedDataParallel(model)
+
+
+def loss_of(model, batch, options):
+    """The mean loss of some sequences."""
+    device = next(model.parameters()).device
+    batch = batch.to(device, non_blocking=True)
+    with torch.autocast(device.type, torch.bfloat16, enabled=options.amp):
+        return model(input_ids=batch, labels=batch).loss
 
 
 def accumulate(model, batch, options):
     """Add the gradient of a part of the step's loss to those that are there."""
-    loss = predict(model, batch, options.amp).loss / options.accumulation
+    loss = loss_of(model, batch, options) / options.accumulation
     loss.backward()
     return loss.detach()
 
 
-def train_step(model, optimizer, micro_batches, options):
+def train_step(model, optimizer, batches, options):
     """One update of the weights; this rank's loss before it, on its device."""
-    *first, last = micro_batches
+    *first, last = batches
     with model.no_sync():
         losses = [accumulate(model, batch, options) for batch in first]
     losses.append(accumulate(model, last, options))
@@ -121,115 +181,117 @@ def train_step(model, optimizer, micro_batches, options):
 
 
 @torch.no_grad()
+def exchange(step, loss, model):
+    """The ranks' mean loss, and whether one was told to leave: then all do."""
+    norm = get_total_norm(model.parameters())
+    values = torch.stack([loss, norm, torch.full_like(norm, bool(signals))])
+    dist.all_reduce(values)
+    if not values.isfinite().all():
+        refuse(f"at step {step}: the loss or a weight is not finite")
+    loss, _, told = (values / dist.get_world_size()).tolist()
+    return loss, told > 0
+
+
+@torch.no_grad()
 def evaluate(model, sequences, options):
-    """The mean loss, and the share of the next tokens that it finds."""
+    """The mean loss of all sequences, whatever the number of ranks."""
+    positions = range(dist.get_rank(), len(sequences), dist.get_world_size())
+    total = torch.zeros((), device=next(model.parameters()).device)
     model.eval()
-    positions = shard(len(sequences), dist.get_world_size(), dist.get_rank())
-    total = torch.zeros(2, device=device())
     for part in DataLoader(sequences, 36, sampler=positions):
-        found = predict(model, part, options.amp)
-        right = found.logits[:, :-1].argmax(2) == part[:, 1:].to(device())
-        total += torch.stack([found.loss, right.float().mean()]) * len(part)
+        total += loss_of(model, part, options) * len(part)
     model.train()
-    return global_mean(total, len(positions)).tolist()
+    dist.all_reduce(total)
+    return total.item() / len(sequences)
 
 
-def log(text):
-    if dist.get_rank() == 0:
-        print(text, flush=True)
+def digest(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def warmup_factor(warmup, step):
-    return min(1.0, (step + 1) / (warmup + 1))
-
-
-def random_state():
-    """Of torch's generators, from which dropout draws, on CPU and GPU."""
-    on_gpu = torch.cuda.is_available()
-    gpu = torch.cuda.get_rng_state() if on_gpu else None
-    return {"cpu": torch.get_rng_state(), "gpu": gpu}
-
-
-def set_random_state(state):
-    torch.set_rng_state(state["cpu"])
-    if state["gpu"] is not None:
-        torch.cuda.set_rng_state(state["gpu"])
-
-
-def save(folder, step, objects):
+def save(folder, state):
     """Rank 0 writes a checkpoint, whole or not at all, and keeps two."""
-    is_rank_0 = dist.get_rank() == 0
-    random_states = [None] * dist.get_world_size() if is_rank_0 else None
-    dist.gather_object(random_state(), random_states, dst=0)
-    if not is_rank_0:
+    if dist.get_rank() != 0:
         return
-    state = {name: part.state_dict() for name, part in objects.items()}
-    state["step"] = step
-    state["random_states"] = random_states
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / "unfinished.pt"
-    with unfinished.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(folder / f"step-{step:08d}.pt")
-    for old in sorted(folder.glob("step-*.pt"))[:-2]:
-        old.unlink()
+    unfinished = folder / f"unfinished-{os.getpid()}"
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        name = f"step-{state['step']:08d}-{digest(unfinished)}.pt"
+        unfinished.replace(folder / name)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    old = sorted(folder.glob("step-*.pt"))[:-2]
+    old += folder.glob("unfinished-*")  # of a job that was killed
+    for path in old:
+        path.unlink()
 
 
-def resume(folder, objects):
-    """Load the newest checkpoint, if there is one; the steps it has seen."""
-    newest = [max(Path(folder).glob("step-*.pt"), default=None)]
-    dist.broadcast_object_list(newest, src=0)  # rank 0 says which it is
-    if newest[0] is None:
-        return 0
-    state = torch.load(newest[0], "cpu", weights_only=True, mmap=True)
-    ranks = len(state["random_states"])
-    if ranks != dist.get_world_size():
-        raise ValueError(f"{newest[0]} was saved on {ranks} ranks")
+def newest(folder):
+    """The newest checkpoint that is whole."""
+    found = sorted(folder.glob("step-*.pt"), reverse=True)
+    for path in found:
+        if path.stem.endswith(digest(path)):
+            return path
+        log(f"skipped {path}: it is damaged")
+    if found:
+        raise ValueError(f"no checkpoint in {folder} is whole")
+    return None
+
+
+def load(path, objects, options):
+    """Go on from a checkpoint; the steps that it has seen."""
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    for name in ("batch", "seed"):  # from these and the step follows the place
+        before = state[name]
+        if before != getattr(options, name):
+            raise ValueError(f"{path} was saved with --{name} {before}")
     for name, part in objects.items():
         part.load_state_dict(state[name])
-    verify_replicas(objects["model"])
-    set_random_state(state["random_states"][dist.get_rank()])
-    log(f"resumed after step {state['step']}")
     return state["step"]
 
 
 def main():
-    init_process_group()
-    options = parse_arguments()
-    train, test = load_text()
-    set_seed(0)
-    model = build_language_model().to(device())
-    ddp = DistributedDataParallel(model)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.append(number))
+    device = start()
+    options = alike(together(parse_arguments))
+    train, test = together(load_text)
+    loader = together(build_loader, train, options, device)
+    torch.manual_seed(options.seed)
+    model = build_language_model().to(device)
+    ddp = wrap(model, options.ddp)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
-    scheduler = LambdaLR(optimizer, partial(warmup_factor, options.warmup))
-    batches = Batches(build_loader(train, options), options.accumulation)
-    state = {
-        "model": model,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "batches": batches,
-    }
+    factor = 1 / (options.warmup + 1)
+    scheduler = LinearLR(optimizer, factor, total_iters=options.warmup)
+    objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     folder = options.checkpoints
-    first = resume(folder, state) if folder else 0
-    start = time.perf_counter()
-    for step in range(first + 1, options.steps + 1):
+    path = alike(together(newest, folder)) if folder else None
+    step = together(load, path, objects, options) if path else 0
+    log(f"starts after step {step}")
+    batches = micro_batches(loader, options, step)
+    leaving = False
+    while step < options.steps and not leaving:
         loss = train_step(ddp, optimizer, next(batches), options)
         scheduler.step()
-        if step % 20 == 0 or step == options.steps:
-            log(f"step {step:3}  loss {global_mean(loss, 1).item():.4f}")
-        if folder and (step % options.every == 0 or step == options.steps):
-            save(folder, step, state)
-    seconds = time.perf_counter() - start
-    if options.steps > first:
-        tokens = (options.steps - first) * options.batch * (train.shape[1] - 1)
-        log(f"{tokens / seconds:.0f} tokens a second")
-    loss, right = evaluate(model, test, options)
-    log(f"held-out loss {loss:.4f}, right in {right:.1%} of the next tokens")
-    del ddp  # torch's class in its place would hold the group
-    destroy_process_group()
+        step += 1
+        is_due = step % options.every == 0 or step == options.steps
+        if is_due or step % LOOK_EVERY == 0:
+            loss, leaving = exchange(step, loss, model)
+            log(f"step {step:3}  loss {loss:.4f}")
+        if is_due:
+            log(f"held-out loss {evaluate(model, test, options):.4f}")
+        if folder and (is_due or leaving):
+            state = {name: part.state_dict() for name, part in objects.items()}
+            facts = {"step": step, "batch": options.batch, "seed": options.seed}
+            together(save, folder, state | facts)
+    log(f"ends after step {step} of {options.steps}")
+    del ddp  # after its group it can hang: torch waits for gloo
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
