@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from instruments.cost import check_amounts, check_counts
-from instruments.tensors import Llama
+from instruments.tensors import MODELS, Llama
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values of optimizer state per parameter: none, the momentum, Adam's two moments."""
@@ -149,6 +149,25 @@ def activation_bytes(config: Llama, tokens: int, precision: str = "autocast") ->
     layer += 4 * config.num_attention_heads + 8  # of the softmax; of both norms
     end = KEPT_AT_END[precision] * config.hidden_size + 12
     return tokens * (config.num_hidden_layers * layer + end)
+
+
+def resnet50_activation_bytes(images: int) -> int:
+    """What forward of ResNet-50 keeps for backward in float32, images of 224 x 224.
+
+    The output of each convolution, which its batch norm reads again, and that of each
+    ReLU, which the next convolution reads. A shortcut ends in a sum and has no ReLU.
+    Max pooling also keeps where each maximum was, in 8 bytes.
+    """
+    check_amounts(images=images)
+    convolutions = [
+        (parameter.name, parameter.shape[0] * parameter.products)
+        for parameter in MODELS["resnet-50"].parameters
+        if len(parameter.shape) == 4
+    ]
+    outputs = sum(elements for _, elements in convolutions)
+    rectified = sum(n for name, n in convolutions if "downsample" not in name)
+    pooled = 64 * 56 * 56
+    return images * (4 * (outputs + rectified + pooled) + 8 * pooled)
 
 
 def cast_bytes(config: Llama, parameter_count: int) -> int:

@@ -8,6 +8,7 @@ prints it for a file of `torch.cuda.memory._dump_snapshot`, packed with gzip or 
 import gzip
 import pickle
 import sys
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,14 @@ def read_snapshot(path: Path) -> Snapshot:
         with gzip.open(path) if is_packed else open(path, "rb") as file:
             held = _Refusing(file).load()
         return _of(held["segments"], held["device_traces"])
-    except (pickle.UnpicklingError, EOFError, LookupError, TypeError, OSError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        LookupError,
+        TypeError,
+        OSError,
+        zlib.error,
+    ) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{EXPECTED}, not {path.name}: {said}") from None
 
@@ -106,6 +114,8 @@ def by_bytes(snapshot: Snapshot) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m instruments.memory_snapshot FILE")
     try:
         main(Path(sys.argv[1]))
     except ValueError as error:

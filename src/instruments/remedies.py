@@ -214,7 +214,7 @@ def chance(faster: int, rounds: int) -> float:
     It is a sign test: without an effect each round is as likely to be faster as slower.
     """
     ways = sum(math.comb(rounds, count) for count in range(faster, rounds + 1))
-    return ways / 2**rounds
+    return float(ways / 2**rounds)
 
 
 def needed(rounds: int) -> int:

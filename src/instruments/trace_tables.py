@@ -22,6 +22,8 @@ from typing import Any
 from instruments.breakdown import recorded_steps
 from instruments.intervals import intersect, length
 from instruments.memory_snapshot import GIB, by_bytes, read_snapshot
+from instruments.memory_timeline import KINDS, read_timeline
+from instruments.memory_timeline import steps as steps_of_timeline
 from instruments.tensors import MODELS
 from instruments.trace import Event, Trace, read_trace
 from instruments.trace_figures import Figures, collectives, figures, of_step
@@ -423,6 +425,33 @@ def live_tensors(files: Sequence[Path]) -> list[Row]:
     ]
 
 
+MIB_COLUMNS = {
+    "parameters": ("parameters",),
+    "momentum": ("optimizer state",),
+    "gradients": ("gradients",),
+    "images": ("inputs",),
+    "activations": ("activations",),
+    "other": ("temporaries", "autograd's own", "unknown"),
+}
+
+
+def memory_of_step(files: Sequence[Path]) -> list[Row]:
+    """What a step holds: the fullest moment of each millisecond."""
+    step = steps_of_timeline(read_timeline(files[0]))[0]
+    begin = step[0].time
+    rows = []
+    for millisecond, moments in itertools.groupby(
+        step, key=lambda moment: int(1e3 * (moment.time - begin))
+    ):
+        fullest = max(moments, key=lambda moment: moment.total)
+        held = dict(zip(KINDS, fullest.held, strict=True))
+        row = {"at_ms": str(millisecond)}
+        for column, kinds in MIB_COLUMNS.items():
+            row[f"{column}_mib"] = f"{sum(held[kind] for kind in kinds) / MIB:.1f}"
+        rows.append(row | {"all_mib": f"{fullest.total / MIB:.1f}"})
+    return rows
+
+
 A100_STEP = "ProfilerStep#5"
 V100_STEP = "ProfilerStep#3"
 
@@ -441,6 +470,7 @@ MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
     "hang_16_ranks": pending,
     "memory_snapshot": snapshots,
     "memory_snapshot_tensors": live_tensors,
+    "resnet50_memory": memory_of_step,
 }
 
 
