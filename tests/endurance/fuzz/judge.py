@@ -124,6 +124,17 @@ KNOWN = [
         ),
     ),
     Known(
+        "with find_unused_parameters hooks after accumulation run for an output left out, too, "
+        "as in torch",
+        ("wrong",),
+        lambda spec, verdict: (
+            bool(spec.get("find unused"))
+            and steps_with(spec, "first head alone")
+            and spec.get("hook", {}).get("kind") in ("scale", "replace")
+            and ": heads.1." in verdict.why
+        ),
+    ),
+    Known(
         "check_reduction, which torch ignores, refuses what is left out at once",
         ("refused",),
         lambda spec, verdict: (
@@ -170,6 +181,8 @@ def wrong_in_torch(spec: Spec, found: Found) -> bool:
 def judge_refusal(spec: Spec, found: Found) -> Verdict:
     reference = found.reference[0]
     refusals = [o for o in found.miniddp if o.trace is None and not o.lost_connection]
+    if not refusals and all(outcome.lost_connection for outcome in found.torch):
+        return Verdict("hangs", "torch's, too")
     if not refusals:
         return Verdict("error", f"ranks lose each other: {first_error(found.miniddp)}")
     first = refusals[0]

@@ -33,7 +33,7 @@ CLASSES: dict[str, Any] = {
     "miniddp": miniddp.DistributedDataParallel,
     "torch": nn.parallel.DistributedDataParallel,
 }
-LOST = ("gloo/", "connection", "timed out", "wait timeout")
+LOST = ("gloo/", "connection", "timed out", "wait timeout", "pair closure")
 
 
 @dataclass

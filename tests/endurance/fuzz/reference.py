@@ -10,6 +10,9 @@ from .loop import Trace
 from .model import Spec
 from .program import program
 
+SENT = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""By communication hook; without one, gradients are sent as they are."""
+
 
 class Alone(nn.Module):
     """In the place of a wrapper: it has its methods, and does nothing."""
@@ -48,7 +51,7 @@ def reference(spec: Spec) -> list[Trace]:
                 copy_first([list(net.buffers()) for net in nets])
             copies_next = sync
         elif what == "average":
-            average(nets)
+            average(nets, SENT.get(spec.get("comm hook", "")))
 
 
 def buffer_sync(spec: Spec) -> tuple[bool, bool]:
@@ -70,13 +73,17 @@ def copy_first(replicas: Sequence[Sequence[Tensor]]) -> None:
 
 
 @torch.no_grad()
-def average(nets: Sequence[nn.Module]) -> None:
+def average(nets: Sequence[nn.Module], sent: torch.dtype | None) -> None:
+    """Take the mean of the gradients, rounded to what is `sent`."""
     for parameters in same_parameters(nets):
         gradients = [p.grad for p in parameters]
         if not parameters[0].requires_grad or all(g is None for g in gradients):
             continue
         dense = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        mean = torch.stack(dense).sum(0) / len(nets)
+        numbers = torch.stack(dense)
+        if sent is not None and not numbers.is_complex():
+            numbers = numbers.to(sent)
+        mean = (numbers / len(nets)).sum(0).to(dense[0].dtype)
         for p in parameters:
             p.grad = mean.clone() if p.grad is None else p.grad.copy_(mean)
 
