@@ -177,7 +177,7 @@ record(
 # Two ranks, all 183 steps: three times through the text.
 
 
-# %% name="learned"
+# %% name="learned" ranks="2"
 def train_to_the_end(rank: int) -> None:
     sys.argv = ["9_train.py", "--steps", "183"]
     load("9_train")["main"]()
@@ -200,13 +200,13 @@ record(learned=learned, by_frequency=by_frequency, vocabulary=VOCAB_SIZE)
 # The training on two ranks again, with a checkpoint every 20 steps. Rank 1 dies in step 25. The
 # same command goes on from step 20.
 
-# %% name="killed"
+# %% name="killed" ranks="2"
 broken = home / "broken"
 show_death("9_train", broken, "--checkpoints", str(broken), "--every", str(EVERY))
 died = shutil.copytree(broken, home / "died")
 assert [name[:13] for name in files_in(died)] == ["step-00000020"]
 
-# %% name="resumed"
+# %% name="resumed" ranks="2"
 resumed, text = train_on(2, broken)
 first = STEPS - len(resumed)
 print(text)
@@ -231,7 +231,7 @@ record(every=EVERY, death=DEATH, first_step=first, lost=DEATH - first)
 # Rank 1 gets SIGTERM in step 25, as from a scheduler that wants its machine back. Then the same
 # command again.
 
-# %% name="told"
+# %% name="told" ranks="2"
 told = home / "told"
 with_folder = ["--checkpoints", str(told), "--every", str(EVERY)]
 text = run_ranks(
@@ -251,7 +251,7 @@ record(left_after=STEPS - len(after_leaving))
 #
 # From step 20 again, three times. Each time one part is not restored.
 
-# %% name="forgotten"
+# %% name="forgotten" ranks="2"
 changes = {}
 for part in ("optimizer", "place", "scheduler"):
     shutil.copytree(died, home / part)
@@ -272,14 +272,14 @@ axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 fig.legend(loc="outside upper left", title="not restored:")
 figure(fig)
 
-# %% name="forgotten-values"
+# %% name="forgotten-values" ranks="2"
 record(without_optimizer=max(changes["optimizer"]))
 
 # %% [markdown]
 # ## A checkpoint that rank 0 saves alone
 
 
-# %% name="saved-alone"
+# %% name="saved-alone" ranks="2"
 def train_and_save_alone(rank: int, place: str) -> None:
     script = load("9_train")
     together = script["together"]
