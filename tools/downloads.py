@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Put what readers take away into _site, as the plain build made it: python tools/downloads.py
+"""Put what readers take away into _site, and link it from every page: python tools/downloads.py
 
-`book.epub` and, where `typst` is installed, `book.pdf`: all pages in their order, pictures as they
-stand, notes below their code, answers unfolded. `book.txt` and `llms.txt` for those who read text
-alone; `exercises.zip`.
+`book.epub` and, where `typst` is installed, `book.pdf`: all pages in their order, as the plain
+build makes them, pictures as they stand, notes below their code, answers unfolded. `book.txt` and
+`llms.txt` for those who read text alone; `exercises.zip`, with the package that they need.
 """
 
 from __future__ import annotations
@@ -34,23 +34,64 @@ NOTE = re.compile(r"<dt><a [^>]*>(.*?)</a></dt>")  # lines of code have no names
 TOKEN = re.compile(r"--([\w-]+): light-dark\((\S+), ")
 SCHEME = re.compile(r"\w+:|//")
 STYLE = ".notes { margin-left: 1em; } pre { white-space: pre-wrap; font-size: 0.75em; }"
+PAPER = {"papersize": "a4", "fontsize": "10pt", "margin": {"x": "2.2cm", "y": "2.4cm"}}
+PRINT = """\
+#set figure(numbering: none)
+#show figure: set block(breakable: true)
+#show raw.where(block: true): block.with(width: 100%, fill: luma(246), inset: 6pt, radius: 3pt)
+#show link: set text(fill: rgb("#1d4fd7"))
+#show heading.where(level: 1): title => pagebreak(weak: true) + title
+"""
+EXERCISES = (
+    *("exercises/**/*.*", "src/**/*.*", "stages/*.*", "tools/set_up.py", "tools/arguments.py"),
+    *("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"),
+)
+LINKED = {"book.epub": "EPUB", "book.pdf": "PDF", "book.txt": "text", "exercises.zip": "exercises"}
+LINKS = re.compile(r'<p class="downloads">.*?</p>')
 
 
 def main(source: Path, site: Path) -> None:
+    if not (site / "index.html").is_file():
+        raise build.BuildError("there is no _site yet: make site")
+    with tempfile.TemporaryDirectory(prefix="plain-") as folder:
+        plain = site if (site / "plain").is_dir() else Path(folder)
+        if plain != site:  # Quarto made it
+            build.build(source, plain)
+        take_along(source, plain, site)
+    link_from_pages(site)
+
+
+def take_along(source: Path, plain: Path, site: Path) -> None:
+    """Write the downloads into `site`, as the plain build has the pages."""
     config = build.read_config(source)
     pages = build.list_pages(config, source)
-    if not (site / "plain").is_dir():
-        raise build.BuildError("there is no plain build in _site: make site WITH=plain")
-    index = json.loads((site / "search.json").read_text(encoding="utf-8"))
+    index = json.loads((plain / "search.json").read_text(encoding="utf-8"))
     build.write(site / "book.txt", "\n".join(map(plain_section, index)))
-    build.write(site / "llms.txt", overview(config["book"], pages, site))
-    with zipfile.ZipFile(site / "exercises.zip", "w", zipfile.ZIP_DEFLATED) as packed:
-        for path in sorted((source / "exercises").glob("*.*")):
-            packed.write(path, path.relative_to(source))
+    build.write(site / "llms.txt", overview(config["book"], pages, plain))
+    pack_exercises(source, site / "exercises.zip")
     printed = [page for page in pages if page.part in (None, page.source) or "." not in page.part]
     known = {page.url for page in printed}
     home = config["book"]["site-url"]
-    typeset(config["book"], "\n".join(on_paper(page, known, home, site) for page in printed), site)
+    text = "\n".join(on_paper(page, known, home, plain) for page in printed)
+    typeset(config["book"], text, site)
+
+
+def pack_exercises(source: Path, file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(path for pattern in EXERCISES for path in source.glob(pattern)):
+            if "__pycache__" not in path.parts and ".egg-info" not in str(path):
+                packed.write(path, path.relative_to(source))
+
+
+def link_from_pages(site: Path) -> None:
+    there = [name for name in LINKED if (site / name).is_file()]
+    for page in site.rglob("*.html"):
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+        links = " · ".join(f'<a href="{up}{name}" download>{LINKED[name]}</a>' for name in there)
+        before, _, after = LINKS.sub("", page.read_text(encoding="utf-8")).rpartition("</footer>")
+        row = f'<p class="downloads">To take along: {links}</p>'
+        if before and page.name != build.NOT_FOUND.replace(".qmd", ".html"):
+            page.write_text(f"{before}{row}</footer>{after}", encoding="utf-8")
 
 
 def plain_section(section: dict[str, str]) -> str:
@@ -76,7 +117,6 @@ def on_paper(page: build.Page, known: set[str], home: str, site: Path) -> str:
     """
     text = (site / page.url).read_text(encoding="utf-8")
     text = text[text.index("<main") : text.index("</main>")].partition(">")[2]
-    text = HEARD.sub("", DROPPED.sub("", text))
     own = name_of(page.url)
 
     def link(match: re.Match[str]) -> str:
@@ -91,7 +131,8 @@ def on_paper(page: build.Page, known: set[str], home: str, site: Path) -> str:
 
     parts = PICTURE.split(text)
     for number in range(0, len(parts), 2):  # every other one is a picture
-        part = NOTE.sub(r"<dt>\1</dt>", UNPRINTED.sub("", parts[number]))
+        part = HEARD.sub("", DROPPED.sub("", parts[number]))
+        part = NOTE.sub(r"<dt>\1</dt>", UNPRINTED.sub("", part))
         part = re.sub(r'href="([^"]*)"', link, part)
         parts[number] = re.sub(r'\sid="([^"]+)"', rf' id="{own}--\1"', part)
         parts[number] = FIGURE.sub(r'<div id="\1"></div><figure', parts[number])
@@ -121,14 +162,17 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
         folder = Path(name)
         build.write(folder / "book.html", text)
         build.write(folder / "book.css", STYLE)
+        build.write(folder / "print.typ", PRINT)
+        build.write(
+            folder / "book.json", json.dumps({"title": book["title"], "lang": "en", **PAPER})
+        )
         shared = [
             pypandoc.get_pandoc_path(),
             "book.html",
             "--from=html",
             "--toc",
             "--toc-depth=2",
-            f"--metadata=title:{book['title']}",
-            "--metadata=lang:en",
+            "--metadata-file=book.json",
         ]
         epub = ["--to=epub3", "--css=book.css", "--split-level=1", "--mathml"]
         epub += ["-o", str(site / "book.epub")]
@@ -138,7 +182,8 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
             return
         import typst
 
-        paper = ["--to=typst", "--standalone", "--extract-media=media", "-o", "book.typ"]
+        paper = ["--to=typst", "--standalone", "--include-in-header=print.typ"]
+        paper += ["--extract-media=media", "-o", "book.typ"]
         subprocess.run([*shared, *paper], cwd=folder, check=True)
         typst.compile(folder / "book.typ", output=site / "book.pdf")
 
