@@ -76,6 +76,8 @@ def draw(seed: int) -> Spec:
         spec.pop("differs", None)  # then nobody looks: with torch neither
         for block in spec["blocks"]:
             block.pop("layout", None)
+            if block.get("buffer") == "sized":
+                block["buffer"] = "float"
     if spec.get("wrap") == "beside":  # each wrapper copies buffers when its forward comes
         spec["blocks"] = [{**block, "kind": "linear"} for block in spec["blocks"]]
     if chance(0.2):
