@@ -15,15 +15,19 @@ FOUND = 1
 NO_GROUP = 64
 ONE_RANK = 65
 NO_TORCH = 66
+STEPS = 30
 
 
 def main() -> int:
     options = parse()
     sys.argv = [options.program, *options.arguments]
     with tempfile.TemporaryDirectory(prefix="miniddp-check-") as folder:
-        verdict = str(Path(folder) / "verdict")
+        verdict = Path(folder) / "verdict"
+        verdict.touch()
         watched = session.start(
-            session.Options(options.steps, options.json, verdict)
+            session.Options(
+                limit_of(options), options.epochs, options.json, str(verdict)
+            )
         )
         has_failed = True
         try:
@@ -35,25 +39,27 @@ def main() -> int:
                 raise
         finally:
             watched.finish(has_failed)
-            lines = read(verdict)
+            lines = verdict.read_text(encoding="utf-8").splitlines()
     return judge(lines, watched.names, options.strict)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="miniddp.check", description=__doc__)
-    parser.add_argument("--steps", type=int, default=30, help="to watch")
-    parser.add_argument(
-        "--json", action="store_true", help="one finding a line"
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit with 1 if anything is found"
-    )
-    parser.add_argument(
-        "-m", action="store_true", help="the program is a module"
-    )
-    parser.add_argument("program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    add = parser.add_argument
+    add("--steps", type=int, help=f"to watch, {STEPS} if no --epochs are given")
+    add("--epochs", type=int, help="of training to watch")
+    add("--json", action="store_true", help="one finding a line")
+    add("--strict", action="store_true", help="exit with 1 if any is found")
+    add("-m", action="store_true", help="the program is a module")
+    add("program")
+    add("arguments", nargs=argparse.REMAINDER)
     return parser.parse_args()
+
+
+def limit_of(options: argparse.Namespace) -> int | None:
+    if options.steps is None and options.epochs is None:
+        return STEPS
+    return options.steps  # type: ignore[no-any-return]
 
 
 def run(program: str, is_module: bool) -> dict[str, Any]:
@@ -63,28 +69,18 @@ def run(program: str, is_module: bool) -> dict[str, Any]:
     return runpy.run_path(program, run_name="__main__")
 
 
-def read(file: str) -> list[str]:
-    path = Path(file)
-    return (
-        path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    )
-
-
 def judge(lines: list[str], names: dict[str, Any], is_strict: bool) -> int:
     """The exit code of a script that has ended without an error."""
-    if not any(line.startswith("ranks") for line in lines):
-        if not uses_torch(names):
-            say("miniddp.check: the script uses no torch, nothing to watch")
-            return NO_TORCH
-        say("miniddp.check: the script starts no process group")
-        return NO_GROUP
     if "ranks 1" in lines:
         say("miniddp.check: nothing to compare one rank with: start two")
         return ONE_RANK
-    found = any(
-        line.startswith("findings") and line != "findings 0" for line in lines
-    )
-    return FOUND if found and is_strict else 0
+    if lines:
+        return FOUND if "found" in lines and is_strict else 0
+    if uses_torch(names):
+        say("miniddp.check: the script starts no process group")
+        return NO_GROUP
+    say("miniddp.check: the script uses no torch, nothing to watch")
+    return NO_TORCH
 
 
 def uses_torch(names: dict[str, Any]) -> bool:

@@ -1,155 +1,173 @@
 """Data: does each rank read its own part, all of it, each epoch anew?"""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from miniddp.check.finding import Event, Finding, Run, equal, found
+from miniddp.check.finding import Event, Finding, Peers, Run, are_same
 
 BATCHES = 2
 """So many batches have to be equal, and different from each other."""
+STEPS = 3
+"""So many losses or gradients."""
 SHARED = 3
 """So many samples that both read have to be equal."""
-Place = tuple[str, int]
-"""Of an epoch: the line that reads it, and how often it has done so."""
+
+
+class Epoch(NamedTuple):
+    """The n-th time that a line goes through a DataLoader, on all ranks."""
+
+    peers: Peers
+    batches: list[list[Event]]
+    """Of each rank."""
+    have_ended: list[bool]
+    is_training: bool
+    """Whether an optimizer has stepped on the way."""
 
 
 def find(run: Run) -> Iterator[Finding]:
-    yield from unequal(run)
-    yield from same_workers(run)
-    yield from same_order(run)
+    all_epochs = epochs(run)
+    training = [epoch for epoch in all_epochs if epoch.is_training]
+    yield from unequal(run, training)
+    yield from same_workers(run, all_epochs)
+    yield from same_order(run, training)
     if run.is_data_parallel():
-        parts = [*samplers(run), *same_batches(run), *same_inputs(run)]
-        parts += same_samples(run)
-        yield from parts[:1]
-        yield from evaluated_twice(run)
+        faults = [
+            *sampler(run, all_epochs),
+            *same_samples(run, training),
+            *overlap(run, training),
+        ]
+        yield from faults[:1]
+        yield from evaluated_twice(run, all_epochs)
 
 
-def place(event: Event) -> Place:
-    return event["line"], event["epoch"]
-
-
-def epochs(run: Run) -> Iterator[tuple[Event, ...]]:
-    """Those of the same place, of all ranks."""
-    of_ranks = [
-        {place(e): e for e in run.of_kind(r, "epoch")} for r in run.ranks
+def epochs(run: Run) -> list[Epoch]:
+    by_place = [
+        {e["place"]: e for e in run.of_kind(rank, "epoch")}
+        for rank in run.ranks
     ]
-    for key in of_ranks[0]:
-        if all(key in of_rank for of_rank in of_ranks):
-            yield tuple(of_rank[key] for of_rank in of_ranks)
+    batches = [events_by_place(run, rank, "batch") for rank in run.ranks]
+    ends = [events_by_place(run, rank, "end of epoch") for rank in run.ranks]
+    found = []
+    for place, first in by_place[0].items():
+        if not all(place in of_rank for of_rank in by_place):
+            continue
+        later = batches[0].get(place, []) + ends[0].get(place, [])
+        found.append(
+            Epoch(
+                tuple(of_rank[place] for of_rank in by_place),
+                [of_rank.get(place, []) for of_rank in batches],
+                [place in of_rank for of_rank in ends],
+                any(event["step"] > first["step"] for event in later),
+            )
+        )
+    return found
 
 
-def batches_of(run: Run, rank: int, epoch: Event) -> list[Event]:
-    return [e for e in run.of_kind(rank, "batch") if place(e) == place(epoch)]
+def events_by_place(run: Run, rank: int, kind: str) -> dict[str, list[Event]]:
+    by_place: dict[str, list[Event]] = {}
+    for event in run.of_kind(rank, kind):
+        by_place.setdefault(event["place"], []).append(event)
+    return by_place
 
 
-def trained(run: Run, rank: int) -> set[Place]:
-    """The epochs of which a batch was followed by a backward pass."""
-    since: dict[int, Place] = {}
-    places: set[Place] = set()
-    for event in run.events[rank]:
-        if event["kind"] == "batch":
-            since[event["sampler_id"]] = place(event)
-        if event["kind"] == "backward":
-            places |= set(since.values())
-            since = {}
-    return places
-
-
-def training_epochs(run: Run) -> Iterator[tuple[Event, ...]]:
-    places = set.intersection(*(trained(run, rank) for rank in run.ranks))
-    return (peers for peers in epochs(run) if place(peers[0]) in places)
-
-
-def unequal(run: Run) -> Iterator[Finding]:
+def unequal(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     """One rank has fewer batches: by their number, or because it is out."""
-    for peers in training_epochs(run):
+    for peers, _, have_ended, _ in training:
         counts = [event["batches"] for event in peers]
         is_bound_to = all(event["is_read_to_its_end"] for event in peers)
         if run.stuck:
             counts = [event["read"] for event in peers]
-            ended = [
-                place(peers[0]) in map(place, run.of_kind(rank, "end of epoch"))
-                for rank in run.ranks
-            ]
-            is_bound_to = any(ended) and not all(ended)
-        if None in counts or len(set(counts)) == 1 or not is_bound_to:
-            continue
-        if run.is_joined():
+            is_bound_to = any(have_ended) and not all(have_ended)
+        if None in counts or run.is_joined() or not is_bound_to:
             continue
         fewest = min(counts)
         rank = counts.index(fewest)
-        yield found(
-            "unequal batches",
-            peers[0],
-            [rank],
-            "certain" if run.stuck else "likely",
-            counts=", ".join(map(str, counts)),
-            fewest=fewest,
-            rank=rank,
-        )
-        return
+        if fewest < max(counts):
+            yield run.found(
+                "unequal batches",
+                peers[0],
+                ranks=[rank],
+                sure="certain" if run.stuck else "likely",
+                counts=listed(counts),
+                fewest=fewest,
+                rank=rank,
+            )
 
 
-def samplers(run: Run) -> Iterator[Finding]:
+def listed(values: list[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def sampler(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
     """What the samplers that split the data have been told."""
     size = len(run.ranks)
-    for peers in epochs(run):
+    for peers, *_ in all_epochs:
         first = peers[0]
         if None in [event["num_replicas"] for event in peers]:
             continue
-        told = {"size": first["num_replicas"], "world_size": size}
-        kind = None
+        seeds = [event["seed"] for event in peers]
+        numbers = [event["sampler_epoch"] for event in peers]
+        fault = ""
         if any(event["num_replicas"] != size for event in peers):
-            kind = "sampler for other ranks"
+            fault = f"they split for {first['num_replicas']} ranks of {size}"
         elif len({event["rank"] for event in peers}) < size:
-            kind = "same share"
-        elif first["shuffle"] and not equal(peers, "seed"):
-            kind = "samplers of other seeds"
-        elif first["shuffle"] and not equal(peers, "sampler_epoch"):
-            kind = "samplers of other epochs"
-        if kind is not None:
-            yield found(kind, first, run.ranks, rank=first["rank"], **told)
+            fault = f"all have rank={first['rank']}"
+        elif first["shuffle"] and len(set(seeds)) > 1:
+            fault = f"they shuffle with the seeds {listed(seeds)}"
+        elif first["shuffle"] and len(set(numbers)) > 1:
+            fault = f"set_epoch was called with {listed(numbers)}"
+        if fault:
+            yield run.found("samplers that do not split", first, fault=fault)
 
 
-def same_batches(run: Run) -> Iterator[Finding]:
-    for epoch in training_epochs(run):
-        batches = [batches_of(run, rank, epoch[0]) for rank in run.ranks]
-        rows = [row for row in zip(*batches, strict=False) if row[0]["columns"]]
-        if are_same(rows, "columns", BATCHES):
-            yield found("same samples", rows[0][0], run.ranks)
+def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
+    """In the batches, in the losses of one line, or in what is sent."""
+    candidates = []
+    for epoch in training:
+        rows = list(zip(*epoch.batches, strict=False))
+        if are_same([r for r in rows if r[0]["columns"]], "columns", BATCHES):
+            candidates.append(rows)
+    losses = [local_losses(run.events[rank]) for rank in run.ranks]
+    by_line: dict[str, list[Peers]] = {}
+    for peers in zip(*losses, strict=False):
+        by_line.setdefault(peers[0]["line"], []).append(peers)
+    candidates += [r for r in by_line.values() if are_same(r, "loss", STEPS)]
+    if not run.all_of_kind("wrap"):
+        calls = run.side_by_side("collective")
+        sent = [peers for peers in calls if all("before" in e for e in peers)]
+        candidates += [sent] if are_same(sent, "before", STEPS) else []
+    for rows in candidates:
+        yield run.found("same samples", rows[0][0])
 
 
-def same_inputs(run: Run) -> Iterator[Finding]:
-    """Of programs without DataLoader: what goes into the model."""
-    rows = [
-        peers
-        for peers in run.side_by_side("forward")
-        if peers[0]["is_training"] and peers[0]["inputs"]
-    ]
-    if are_same(rows, "inputs", BATCHES + 1):
-        yield found("same samples", rows[0][0], run.ranks)
+def local_losses(events: list[Event]) -> list[Event]:
+    """The backward passes of a wrapper whose forward has talked to nobody."""
+    passes = []
+    is_local = False
+    for event in events:
+        if event["kind"] == "forward":
+            is_local = True
+        if event["kind"] == "collective" and event["by_script"]:
+            is_local = False
+        if event["kind"] == "backward":
+            if is_local and event["loss"]:
+                passes.append(event)
+            is_local = False
+    return passes
 
 
-def are_same(rows: list[tuple[Event, ...]], key: str, kinds: int) -> bool:
-    """In all rows, of which so many differ from each other."""
-    values = {str(row[0][key]) for row in rows}
-    return len(values) >= kinds and all(equal(row, key) for row in rows)
-
-
-def same_samples(run: Run) -> Iterator[Finding]:
-    """Every rank reads all of the data, each in an order of its own."""
-    for peers in training_epochs(run):
-        if not all(reads_everything(event) for event in peers):
-            continue
-        mine = dict(samples_of(batches_of(run, 0, peers[0])))
-        others = dict(samples_of(batches_of(run, 1, peers[0])))
-        overlap = overlap_of(list(mine.values()), list(others.values()))
-        if overlap and not share_samples(mine, others):
-            kind = "overlapping shares"
-            yield found(kind, peers[0], run.ranks, count=overlap)
-        if share_samples(mine, others):
-            count = peers[0]["samples"]
-            kind = "all samples on every rank"
-            yield found(kind, peers[0], run.ranks, samples=count)
+def overlap(run: Run, training: list[Epoch]) -> Iterator[Finding]:
+    """Samples that ranks 0 and 1 read, each in an order of its own."""
+    for epoch in training:
+        mine, others, *_ = map(samples_of, epoch.batches)
+        count = max(share_samples(mine, others), share_content(mine, others))
+        if count and all(reads_everything(event) for event in epoch.peers):
+            yield run.found(
+                "overlapping shares",
+                epoch.peers[0],
+                count=count,
+                watched=len(mine),
+            )
 
 
 def reads_everything(epoch: Event) -> bool:
@@ -159,71 +177,66 @@ def reads_everything(epoch: Event) -> bool:
     return bool((epoch["batches"] + 1) * size > epoch["samples"])
 
 
-def samples_of(batches: list[Event]) -> list[tuple[int, list[int]]]:
-    """Of each sample that was read its index and its digests."""
-    samples = []
+def samples_of(batches: list[Event]) -> dict[int, list[int]]:
+    """Of each sample that was read, by its index, its digests."""
+    samples = {}
     for batch in batches:
-        indices = batch["indices"] or []
+        indices = batch["indices"]
         columns = [c for c in batch["columns"] if len(c) == len(indices)]
         for number, index in enumerate(indices):
-            samples.append((index, [column[number] for column in columns]))
+            samples[index] = [column[number] for column in columns]
     return samples
 
 
 def share_samples(
     mine: dict[int, list[int]], others: dict[int, list[int]]
-) -> bool:
-    """Whether a column of what both have read is equal, and no constant."""
-    both = [index for index in mine if index in others]
-    if len(both) < SHARED:
-        return False
-    for column in range(len(mine[both[0]])):
-        pairs = {(mine[index][column], others[index][column]) for index in both}
-        if len(pairs) >= BATCHES and all(one == other for one, other in pairs):
-            return True
-    return False
+) -> int:
+    """How many both have read, if a column is equal, and no constant."""
+    both = mine.keys() & others.keys()
+    pairs = [zip(mine[index], others[index], strict=False) for index in both]
+    for column in zip(*pairs, strict=False):
+        is_equal = all(one == other for one, other in column)
+        if is_equal and len(both) >= SHARED and len(set(column)) >= BATCHES:
+            return len(both)
+    return 0
 
 
-def overlap_of(mine: list[list[int]], others: list[list[int]]) -> int:
-    """How many samples both have read, if they are many, wherever they lie."""
-    kinds = {tuple(columns) for columns in mine}
-    both = kinds & {tuple(columns) for columns in others}
+def share_content(
+    mine: dict[int, list[int]], others: dict[int, list[int]]
+) -> int:
+    """How many both have read, if they are many, wherever they lie."""
+    kinds = set(map(tuple, mine.values()))
+    both = kinds & set(map(tuple, others.values()))
     are_many = len(both) >= max(SHARED + 1, len(kinds) / 5)
     return len(both) if are_many and () not in both else 0
 
 
-def same_workers(run: Run) -> Iterator[Finding]:
+def same_workers(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
     """Of a stream, which each worker reads as a whole."""
-    for epoch in run.of_kind(0, "epoch"):
-        workers = epoch["workers"]
-        if workers < 2 or epoch["samples"] is not None:
+    for peers, batches, *_ in all_epochs:
+        workers = peers[0]["workers"]
+        if workers < 2 or peers[0]["samples"] is not None:
             continue
-        batches = batches_of(run, 0, epoch)
-        contents = [str(batch["columns"]) for batch in batches]
+        contents = [str(batch["columns"]) for batch in batches[0]]
         whole_rounds = contents[: len(contents) // workers * workers]
         kinds = len(set(whole_rounds))
         if kinds >= BATCHES and kinds * workers == len(whole_rounds):
             kind = "each worker reads everything"
-            yield found(kind, epoch, run.ranks, workers=workers)
-            return
+            yield run.found(kind, peers[0], workers=workers)
 
 
-def same_order(run: Run) -> Iterator[Finding]:
-    last: dict[int, Event] = {}
-    training = trained(run, 0)
-    for epoch in run.of_kind(0, "epoch"):
-        if place(epoch) not in training or not should_shuffle(epoch):
-            continue
-        before = last.get(epoch["sampler_id"])
-        last[epoch["sampler_id"]] = epoch
+def same_order(run: Run, training: list[Epoch]) -> Iterator[Finding]:
+    last: dict[int, list[int]] = {}
+    for peers, *_ in training:
+        epoch = peers[0]
+        before = last.get(epoch["sampler_id"], [])
         order = epoch["first"]
-        if before is None or len(order) < SHARED or order == sorted(order):
-            continue
-        if before["first"][: len(order)] == order:
-            shown = ", ".join(map(str, order[:4]))
-            kind = "same order in each epoch"
-            yield found(kind, epoch, run.ranks, order=shown)
-            return
+        last[epoch["sampler_id"]] = order
+        is_shuffled = len(order) >= SHARED and order != sorted(order)
+        is_same = is_shuffled and before[: len(order)] == order
+        if is_same and should_shuffle(epoch):
+            text = listed(order[:4])
+            yield run.found("same order in each epoch", epoch, order=text)
 
 
 def should_shuffle(epoch: Event) -> bool:
@@ -232,28 +245,23 @@ def should_shuffle(epoch: Event) -> bool:
     return bool(epoch["sampler"] == "RandomSampler")
 
 
-def evaluated_twice(run: Run) -> Iterator[Finding]:
+def evaluated_twice(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
     """Samples that several ranks evaluate, and whose results are added."""
-    for peers in epochs(run):
-        epoch = peers[0]
-        if place(epoch) in trained(run, 0) or not is_added_up(run, epoch):
+    for epoch in all_epochs:
+        first = epoch.peers[0]
+        if epoch.is_training or not is_added_up(run, first):
             continue
         read = [
             (index, *columns)
-            for rank in run.ranks
-            for index, columns in samples_of(batches_of(run, rank, epoch))
+            for of_rank in epoch.batches
+            for batch in of_rank
+            for index, columns in samples_of([batch]).items()
         ]
-        twice = len(read) - len(set(read))
-        if twice and len(set(read)) == epoch["samples"]:
-            yield found(
-                "evaluated twice",
-                epoch,
-                run.ranks,
-                "likely",
-                samples=epoch["samples"],
-                twice=twice,
-            )
-            return
+        count = len(set(read))
+        if count < len(read) and count == first["samples"]:
+            twice = len(read) - count
+            kind = "evaluated twice"
+            yield run.found(kind, first, samples=count, twice=twice)
 
 
 def is_added_up(run: Run, epoch: Event) -> bool:
@@ -261,7 +269,7 @@ def is_added_up(run: Run, epoch: Event) -> bool:
     has_ended = False
     for event in run.events[0]:
         if event["kind"] == "end of epoch":
-            has_ended = has_ended or place(event) == place(epoch)
+            has_ended = has_ended or event["place"] == epoch["place"]
         if has_ended and event["kind"] == "backward":
             return False
         if has_ended and event.get("operation") == "all_reduce":

@@ -4,8 +4,7 @@ import ast
 import linecache
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
 from types import FrameType
 from typing import Any
 
@@ -15,127 +14,130 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from miniddp.check.around import stand_around
 from miniddp.check.finding import Event
-from miniddp.check.recorder import Recorder, Rows, line_of, user_frames
+from miniddp.check.probe import Call, Notes, stand_around
+from miniddp.check.recorder import Recorder, line_of, user_frames
+from miniddp.check.samples import Rows
 
 COLUMNS = 3
 """Of so many tensors of a batch the samples are compared."""
 REMEMBERED = 64
 """So many samples at the start of an epoch are compared with the next."""
-ASKED = ("num_replicas", "rank", "shuffle", "seed", "replacement")
+ASKED = ("num_replicas", "rank", "shuffle", "seed", "replacement", "epoch")
+"""Of a sampler, if it has them."""
+
+
+def install(recorder: Recorder) -> None:
+    probes = DataProbes(recorder)
+    stand_around(recorder, DataLoader, "__iter__", probes.iterate)
+    iterator = _BaseDataLoaderIter
+    stand_around(recorder, iterator, "_next_index", probes.next_index)
+    stand_around(recorder, iterator, "__next__", probes.next_batch)
 
 
 class DataProbes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.epochs: dict[str, int] = {}
+        self.begun: Counter[str] = Counter()
         """How often the loader of a line has been read."""
+        self.trained: Counter[str] = Counter()
+        """How often it has been read to its end, with steps on the way."""
         self.asked: weakref.WeakKeyDictionary[Any, deque[Any]]
         self.asked = weakref.WeakKeyDictionary()
         """Of each iterator the indices that it asked for, and not yet gave."""
-        self.epoch_of: weakref.WeakKeyDictionary[Any, Event]
-        self.epoch_of = weakref.WeakKeyDictionary()
+        self.epochs: weakref.WeakKeyDictionary[Any, Event]
+        self.epochs = weakref.WeakKeyDictionary()
 
-    def install(self) -> None:
-        stand_around(DataLoader, "__iter__", self.iterate)
-        stand_around(_BaseDataLoaderIter, "_next_index", self.next_index)
-        stand_around(_BaseDataLoaderIter, "__next__", self.next_batch)
-
-    def iterate(self, original: Callable[..., Any], loader: Any) -> Any:
+    def iterate(self, call: Call) -> Notes:
+        loader = call.args[0]
         before = getattr(loader, "_iterator", None)
-        if before is not None:
+        if before is not None:  # its workers stay, and so does the iterator
             self.asked.pop(before, None)
-        iterator = original(loader)
+        yield
         frame = next(user_frames(sys._getframe(1)), None)
         line = line_of(frame) if frame else ""
-        self.epochs[line] = self.epochs.get(line, -1) + 1
-        self.epoch_of[iterator] = self.recorder.note(
+        if self.trained[line] == self.recorder.epochs:
+            self.recorder.is_watching = False
+        self.epochs[call.result] = self.recorder.note(
             "epoch",
             line=line,
-            epoch=self.epochs[line],
+            place=f"{line} {self.begun[line]}",
             is_read_to_its_end=is_read_to_its_end(frame),
-            base_seed=iterator._base_seed,
+            base_seed=call.result._base_seed,
             workers=loader.num_workers,
             batch_size=loader.batch_size,
             first=[],
             read=0,
             **facts_of(loader),
         )
-        return iterator
+        self.begun[line] += 1
 
-    def next_index(self, original: Callable[..., Any], iterator: Any) -> Any:
-        index = original(iterator)
-        self.asked.setdefault(iterator, deque()).append(index)
-        return index
+    def next_index(self, call: Call) -> Notes:
+        yield
+        self.asked.setdefault(call.args[0], deque()).append(call.result)
 
-    def next_batch(self, original: Callable[..., Any], iterator: Any) -> Any:
-        epoch = self.epoch_of.get(iterator)
+    def next_batch(self, call: Call) -> Notes:
+        epoch = self.epochs.get(call.args[0])
         if epoch is None:
-            return original(iterator)
+            yield
+            return
         try:
-            with self.recorder.inside(
-                "the data loader", group=None, shape=None
-            ):
-                batch = original(iterator)
-        except StopIteration:
-            self.recorder.note(
-                "end of epoch",
-                line=epoch["line"],
-                read=epoch["read"],
-                epoch=epoch["epoch"],
-            )
-            raise
-        asked = self.asked.get(iterator)
-        indices = asked.popleft() if asked else None
+            with self.recorder.inside("the data loader", group=None):
+                yield
+        finally:
+            if call.is_at_end:
+                self.end_epoch(epoch)
+        asked = self.asked.get(call.args[0])
+        indices = integers(asked.popleft() if asked else None)
         epoch["read"] += 1
-        if isinstance(indices, list) and len(epoch["first"]) < REMEMBERED:
-            epoch["first"] += [i for i in indices if isinstance(i, int)]
+        if len(epoch["first"]) < REMEMBERED:
+            epoch["first"] += indices
         if self.recorder.is_watching:
-            self.note_batch(epoch, indices, batch)
-        return batch
+            self.recorder.note(
+                "batch",
+                line=epoch["line"],
+                place=epoch["place"],
+                indices=indices,
+                columns=columns_of(call.result),
+            )
 
-    def note_batch(self, epoch: Event, indices: Any, batch: Any) -> None:
-        if not isinstance(indices, list) or not all(
-            type(i) is int for i in indices
-        ):
-            indices = None
-        leaves = [
-            leaf
-            for leaf in pytree.tree_leaves(batch)
-            if isinstance(leaf, Tensor)
-        ]
-        columns = [
-            leaf
-            for leaf in leaves
-            if leaf.dim() and leaf.layout == torch.strided
-        ]
-        self.recorder.note(
-            "batch",
-            line=epoch["line"],
-            epoch=epoch["epoch"],
-            sampler_id=epoch["sampler_id"],
-            indices=indices,
-            columns=[Rows(leaf) for leaf in columns[:COLUMNS]],
-        )
+    def end_epoch(self, epoch: Event) -> None:
+        line = epoch["line"]
+        self.trained[line] += self.recorder.step > epoch["step"]
+        self.recorder.note("end of epoch", place=epoch["place"])
+
+
+def integers(indices: Any) -> list[int]:
+    are_integers = isinstance(indices, list) and all(
+        type(index) is int for index in indices
+    )
+    return indices if are_integers else []
+
+
+def columns_of(batch: Any) -> list[Rows]:
+    columns = [
+        leaf
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, Tensor)
+        and leaf.dim()
+        and leaf.layout == torch.strided
+    ]
+    return [Rows(column) for column in columns[:COLUMNS]]
 
 
 def facts_of(loader: Any) -> Event:
     sampler = sampler_of(loader)
-    facts = {name: getattr(sampler, name, None) for name in ASKED}
-    facts = {
-        name: value if isinstance(value, int | bool) else None
-        for name, value in facts.items()
-    }
-    facts["sampler_epoch"] = getattr(sampler, "epoch", None)
+    facts: Event = {}
+    for name in ASKED:
+        value = getattr(sampler, name, None)
+        facts[name] = value if isinstance(value, int | bool) else None
+    facts["sampler_epoch"] = facts.pop("epoch")
     facts["sampler_id"] = id(sampler)
     facts["sampler"] = type(sampler).__name__
     facts["has_set_epoch"] = hasattr(sampler, "set_epoch")
-    facts["batches"] = None
-    facts["samples"] = None
-    if not isinstance(loader.dataset, IterableDataset):
-        facts["batches"] = length_of(loader)
-        facts["samples"] = length_of(loader.dataset)
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    facts["batches"] = None if is_stream else length_of(loader)
+    facts["samples"] = None if is_stream else length_of(loader.dataset)
     return facts
 
 
@@ -157,29 +159,19 @@ def length_of(collection: Any) -> int | None:
 
 
 def is_read_to_its_end(frame: FrameType | None) -> bool:
-    """Whether the script goes through it by a `for` that nothing ends early."""
+    """Whether a `for` goes through all of it, and nothing in it ends it."""
     if frame is None:
         return False
-    lines = linecache.getlines(frame.f_code.co_filename)
+    text = "".join(linecache.getlines(frame.f_code.co_filename))
     try:
-        tree = ast.parse("".join(lines))
+        nodes = ast.walk(ast.parse(text))
     except SyntaxError:
         return False
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.For) and node.iter.lineno == frame.f_lineno:
-            return is_all_of(node.iter) and not ends_early(node)
+            called = ast.unparse(node.iter).rpartition("(")[0]
+            is_whole = called.split(".")[-1] in ("", "enumerate", "tqdm")
+            ways_out = (ast.Break, ast.Return, ast.Raise, ast.Yield)
+            inner = ast.walk(node)
+            return is_whole and not any(isinstance(n, ways_out) for n in inner)
     return False
-
-
-def is_all_of(iterated: ast.expr) -> bool:
-    """`loader`, `self.loader`, `enumerate(loader)`, `tqdm(loader)`."""
-    if isinstance(iterated, ast.Name | ast.Attribute):
-        return True
-    is_call = isinstance(iterated, ast.Call) and len(iterated.args) >= 1
-    name = ast.unparse(iterated.func) if isinstance(iterated, ast.Call) else ""
-    return is_call and name.split(".")[-1] in ("enumerate", "tqdm")
-
-
-def ends_early(loop: ast.For) -> bool:
-    leaving = (ast.Break, ast.Return, ast.Raise, ast.Yield)
-    return any(isinstance(node, leaving) for node in ast.walk(loop))

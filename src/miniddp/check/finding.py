@@ -7,16 +7,24 @@ from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 """One thing that a rank did: its `kind`, its `step`, its `line`, and more."""
-TABLE = tomllib.loads(
+Peers = tuple[Event, ...]
+"""The same event of several ranks."""
+WORDS = tomllib.loads(
     Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
 )
+SEVERITIES = list(WORDS)
+TABLE = {
+    kind: {"severity": severity, **words}
+    for severity, kinds in WORDS.items()
+    for kind, words in kinds.items()
+}
 
 
 class Finding(NamedTuple):
     """One thing that is wrong; the table says what its fields mean."""
 
     name: str
-    severity: int
+    severity: str
     sure: str
     ranks: tuple[int, ...]
     step: int
@@ -26,29 +34,15 @@ class Finding(NamedTuple):
     page: str
 
 
-def found(
-    kind: str,
-    event: Event,
-    ranks: Sequence[int],
-    sure: str = "certain",
-    **facts: object,
-) -> Finding:
-    """The finding of this name at an event, its text filled with `facts`.
+class Step(NamedTuple):
+    """A step of an optimizer on the ranks that hold the same replica."""
 
-    `sure` is "certain" if it was seen, "likely" if it can be read otherwise.
-    """
-    entry = TABLE[kind]
-    return Finding(
-        kind,
-        entry["severity"],
-        sure,
-        tuple(ranks),
-        event["step"],
-        event["line"],
-        entry["text"].format(**facts),
-        entry["remedy"].format(**facts),
-        entry["page"],
-    )
+    peers: Peers
+    before: tuple[list[Event], ...]
+    """What each of them has done since its last step."""
+
+    def of_kind(self, kind: str) -> list[list[Event]]:
+        return [[e for e in es if e["kind"] == kind] for es in self.before]
 
 
 class Run:
@@ -59,6 +53,26 @@ class Run:
         self.stuck = stuck
         """Where each rank is, if the job hangs; else empty."""
         self.ranks = range(len(events))
+        self.steps = list(self.find_steps())
+
+    def found(self, kind: str, event: Event, /, **facts: Any) -> Finding:
+        """This finding at an event, its words filled with `facts`.
+
+        Of all ranks, if the facts name no `ranks`. It is `sure` "certain" if
+        it was seen, "likely" if it can be read otherwise.
+        """
+        words = TABLE[kind]
+        return Finding(
+            name=kind,
+            severity=words["severity"],
+            sure=facts.get("sure", words.get("sure", "certain")),
+            ranks=tuple(facts.get("ranks", self.ranks)),
+            step=event["step"],
+            line=event["line"],
+            text=words["text"].format(**facts),
+            remedy=words["remedy"].format(**facts),
+            page=words["page"],
+        )
 
     def of_kind(self, rank: int, kind: str) -> list[Event]:
         return [event for event in self.events[rank] if event["kind"] == kind]
@@ -66,18 +80,20 @@ class Run:
     def all_of_kind(self, kind: str) -> list[Event]:
         return [e for rank in self.ranks for e in self.of_kind(rank, kind)]
 
-    def side_by_side(self, kind: str) -> Iterator[tuple[Event, ...]]:
+    def side_by_side(self, kind: str) -> Iterator[Peers]:
         """The first of each rank, then the second, while all have one."""
         events = [self.of_kind(rank, kind) for rank in self.ranks]
         return zip(*events, strict=False)
 
-    def replicas(self) -> Iterator[tuple[Event, ...]]:
-        """The optimizer steps of the ranks that hold the same replica."""
-        for events in self.side_by_side("step"):
-            for members in sorted({tuple(event["ranks"]) for event in events}):
-                peers = tuple(events[rank] for rank in members)
+    def find_steps(self) -> Iterator[Step]:
+        leads = zip(*map(lead_to_steps, self.events), strict=False)
+        for events, before in zip(
+            self.side_by_side("step"), leads, strict=False
+        ):
+            for ranks in sorted({tuple(event["ranks"]) for event in events}):
+                peers = tuple(events[rank] for rank in ranks)
                 if len(peers) > 1 and equal(peers, "optimizer"):
-                    yield peers
+                    yield Step(peers, tuple(before[rank] for rank in ranks))
 
     def is_joined(self) -> bool:
         """Whether torch's `Join` lets ranks end at different times."""
@@ -85,29 +101,57 @@ class Run:
 
     def is_data_parallel(self) -> bool:
         """Whether all ranks hold one replica, none of them a part of it."""
-        whole = tuple(self.ranks)
+        whole = list(self.ranks)
         steps = self.all_of_kind("step")
-        are_whole = all(tuple(event["ranks"]) == whole for event in steps)
+        are_whole = all(list(event["ranks"]) == whole for event in steps)
         return are_whole and not self.all_of_kind("point to point")
 
     def reunites(self) -> bool:
         """Whether weights part and are equal later: by the program's plan."""
-        differed = False
-        for peers in self.replicas():
-            differs = first_difference(peers, "weights") is not None
-            if differed and not differs:
+        have_parted = set()
+        for peers, _ in self.steps:
+            optimizer = peers[0]["optimizer"]
+            if first_difference(peers, "weights") is not None:
+                have_parted.add(optimizer)
+            elif optimizer in have_parted:
                 return True
-            differed = differs
         return False
 
 
-def first_difference(events: tuple[Event, ...], what: str) -> str | None:
-    """The name of the first tensor of which the ranks hold another digest."""
+def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:
+    """For each step what was done before; not the passes that were zeroed."""
+    led: list[Event] = []
+    for event in events:
+        if event["kind"] == "step":
+            yield led
+            led = []
+            continue
+        if event["kind"] == "zero":
+            led = [e for e in led if e["kind"] != "backward"]
+        led.append(event)
+
+
+def first_difference(
+    events: Sequence[Event], what: str, of_all: bool = False
+) -> str | None:
+    """The name of the first tensor of which the ranks hold another digest.
+
+    `of_all`: of those that every rank has; else a lack is a difference.
+    """
     for name in events[0][what]:
-        if len({event[what].get(name) for event in events}) > 1:
+        digests = [event[what].get(name) for event in events]
+        if of_all and None in digests:
+            continue
+        if any(digest != digests[0] for digest in digests):
             return str(name)
     return None
 
 
 def equal(events: Sequence[Event], key: str) -> bool:
     return all(event[key] == events[0][key] for event in events)
+
+
+def are_same(rows: Sequence[Sequence[Event]], key: str, at_least: int) -> bool:
+    """On all ranks in each row, with so many different values at least."""
+    values = {str(row[0][key]) for row in rows}
+    return len(values) >= at_least and all(equal(row, key) for row in rows)

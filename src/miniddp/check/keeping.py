@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from miniddp.check.finding import Event, Finding, Run, found
+from miniddp.check.finding import Event, Finding, Run
 
 
 def find(run: Run) -> Iterator[Finding]:
@@ -19,23 +19,15 @@ def written_twice(run: Run) -> Iterator[Finding]:
             file = (event["host"], event["path"])
             writers.setdefault(file, {})[rank] = event
     for (_, path), events in writers.items():
-        if len(events) < 2 or path.startswith("/dev/"):
-            continue
-        event = next(iter(events.values()))
-        name = Path(path).name
-        yield found("every rank saves", event, list(events), file=name)
-        return
+        if len(events) > 1 and not path.startswith("/dev/"):
+            first, *_ = events.values()
+            name = Path(path).name
+            yield run.found("every rank saves", first, ranks=events, file=name)
 
 
 def onto_one_gpu(run: Run) -> Iterator[Finding]:
     """A checkpoint's tensors land on the GPU of the rank that saved them."""
     for rank in run.ranks:
         for event in run.of_kind(rank, "load"):
-            yield found(
-                "no map_location",
-                event,
-                [rank],
-                here=event["here"],
-                elsewhere=event["elsewhere"][0],
-            )
-            return
+            gpu = event["elsewhere"]
+            yield run.found("no map_location", event, ranks=[rank], gpu=gpu)

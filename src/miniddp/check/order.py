@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from miniddp.check.finding import Event, Finding, Run, found
+from miniddp.check.finding import Event, Finding, Run
 
 
 def find(run: Run) -> Iterator[Finding]:
@@ -16,33 +16,27 @@ def find(run: Run) -> Iterator[Finding]:
 
 def other_calls(run: Run) -> Iterator[Finding]:
     """The first call of a group in which two of its ranks differ."""
-    for group in dict.fromkeys(
-        e["group"] for e in run.all_of_kind("collective")
-    ):
-        calls = {}
-        for rank in run.ranks:
-            events = run.of_kind(rank, "collective")
-            mine = [event for event in events if event["group"] == group]
-            if mine:
-                calls[rank] = mine
-        for peers in zip(*calls.values(), strict=False):
-            names = [call(event) for event in peers]
-            if len(set(names)) == 1:
-                continue
-            place = next(i for i, name in enumerate(names) if name != names[0])
-            members = list(calls)
-            yield found(
-                "other calls",
-                peers[0],
-                [members[0], members[place]],
-                one=members[0],
-                call=names[0],
-                line=peers[0]["line"],
-                other=members[place],
-                other_call=names[place],
-                other_line=peers[place]["line"],
-            )
-            return
+    groups: dict[str, dict[int, list[Event]]] = {}
+    for rank in run.ranks:
+        for event in run.of_kind(rank, "collective"):
+            calls = groups.setdefault(event["group"], {})
+            calls.setdefault(rank, []).append(event)
+    for calls in groups.values():
+        for events in zip(*calls.values(), strict=False):
+            peers = dict(zip(calls, events, strict=True))
+            one, first = next(iter(peers.items()))
+            for other, event in peers.items():
+                if call(event) != call(first):
+                    yield run.found(
+                        "other calls",
+                        first,
+                        ranks=[one, other],
+                        call=call(first),
+                        line=first["line"],
+                        other_call=call(event),
+                        other_line=event["line"],
+                    )
+                    return
 
 
 def call(event: Event) -> str:
@@ -59,10 +53,11 @@ def hang(run: Run) -> Finding:
         stack = " < ".join(run.stuck[rank]["stack"][:3])
         what = call(run.stuck[rank]["place"])
         places.append(f"rank {rank} waits in {what} ({stack})")
-    stack = run.stuck[waiting[0]]["stack"]
+    lines = [str(line) for line in run.stuck[waiting[0]]["stack"]]
     event = {
         "step": len(run.of_kind(waiting[0], "step")),
-        "line": stack[0].split(" in ")[0] if stack else "",
+        "line": lines[0].split(" in ")[0] if lines else "",
     }
-    kind = "a rank has left" if gone else "a hang"
-    return found(kind, event, gone or waiting, places="; ".join(places))
+    name = "a rank has left" if gone else "a hang"
+    ranks = gone or waiting
+    return run.found(name, event, ranks=ranks, places="; ".join(places))

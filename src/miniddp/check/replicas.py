@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from miniddp.check.finding import (
-    Event,
     Finding,
+    Peers,
     Run,
     equal,
     first_difference,
-    found,
 )
 
 PASSES = 2
@@ -29,153 +28,130 @@ def find(run: Run) -> Iterator[Finding]:
 
 def not_wrapped(run: Run) -> Iterator[Finding]:
     """Gradients differ, and nothing in the program would average them."""
-    averages = run.all_of_kind("wrap") + run.all_of_kind("point to point")
-    averages += [e for e in run.all_of_kind("collective") if "gradient" in e]
-    steps = list(run.replicas())
-    for peers in steps:
-        name = first_difference(peers, "gradients")
-        if averages or name is None:
-            continue
-        is_split = any(e["num_replicas"] for e in run.all_of_kind("epoch"))
-        began_equal = first_difference(steps[0], "weights") is None
-        if not is_split and not began_equal and shares_a_model(run):
-            return
-        sure = "certain" if is_split or began_equal else "likely"
-        first = peers[0]
-        yield found("not wrapped", first, first["ranks"], sure, name=name)
-        return
-
-
-def shares_a_model(run: Run) -> bool:
-    """Whether the ranks send tensors in training: perhaps parts of a model."""
     collectives = run.all_of_kind("collective")
-    return any(e["step"] > 0 and e.get("elements", 1) > 1 for e in collectives)
+    by_hand = any("gradient" in event for event in collectives)
+    if by_hand or run.all_of_kind("wrap") or run.all_of_kind("point to point"):
+        return
+    is_split = any(e["num_replicas"] for e in run.all_of_kind("epoch"))
+    sends = any(e["step"] > 0 and e["elements"] > 1 for e in collectives)
+    for peers, _ in run.steps:
+        name = first_difference(peers, "gradients")
+        began_equal = first_difference(run.steps[0].peers, "weights") is None
+        is_sure = is_split or began_equal
+        if name is None or (sends and not is_sure):  # parts of a model?
+            continue
+        ranks = peers[0]["ranks"]
+        sure = "certain" if is_sure else "likely"
+        yield run.found(
+            "not wrapped", peers[0], ranks=ranks, sure=sure, name=name
+        )
 
 
 def weights(run: Run) -> Iterator[Finding]:
     """They differ, though the gradients of all steps before were equal."""
-    before: tuple[Event, ...] = ()
-    for peers in run.replicas():
-        first = peers[0]
-        ranks = first["ranks"]
-        gradients = first_difference(peers, "gradients")
-        if gradients is not None and not first["is_wrapped"]:
+    before: dict[int, Peers] = {}
+    for peers, _ in run.steps:
+        event = peers[0]
+        ranks = event["ranks"]
+        gradient = first_difference(peers, "gradients")
+        if gradient is not None and not event["is_wrapped"]:
             return
         name = first_difference(peers, "weights")
-        if name is not None and lacks_state(before):
-            lacking = "one rank has loaded what others have not"
-            yield found("optimizer state differs", first, ranks, name=lacking)
-            return
-        if name is not None and before:
-            since = before[0]["step"]
-            yield found("weights differ", first, ranks, since=since, name=name)
-            return
         if name is not None:
-            kind = "other weights from the start"
-            if first["is_wrapped"]:
-                kind = "weights changed after wrapping"
-            yield found(kind, first, ranks, name=name)
+            yield parted(run, peers, before.get(event["optimizer"]), name)
             return
-        if gradients is not None:
+        if gradient is not None:
             return
-        state = first_difference(with_same_state(peers), "state")
+        state = first_difference(peers, "state", of_all=True)
         if state is not None:
-            yield found("optimizer state differs", first, ranks, name=state)
+            kind = "optimizer state differs"
+            yield run.found(kind, event, ranks=ranks, name=state)
             return
         if not equal(peers, "settings"):
-            differing = differing_settings(peers)
-            yield found("settings differ", first, ranks, differing=differing)
+            text = differing_settings(peers)
+            yield run.found("settings differ", event, ranks=ranks, text=text)
             return
-        before = peers
+        before[event["optimizer"]] = peers
 
 
-def lacks_state(peers: tuple[Event, ...]) -> bool:
-    """Whether a rank holds the state of other parameters than the rest."""
-    states = [sorted(event.get("state", {})) for event in peers]
-    return any(state != states[0] for state in states)
-
-
-def with_same_state(peers: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Of what all ranks hold: some optimizers hold a part of the state each."""
-    states = [event.get("state", {}) for event in peers]
-    shared = set.intersection(*map(set, states))
-    return tuple(
-        {"state": {name: state[name] for name in sorted(shared)}}
-        for state in states
+def parted(run: Run, peers: Peers, before: Peers | None, name: str) -> Finding:
+    """How it comes that weights differ, and did not in the step before."""
+    event = peers[0]
+    ranks = event["ranks"]
+    if before is None:
+        kind = "other weights from the start"
+        if event["is_wrapped"]:
+            kind = "weights changed after wrapping"
+        return run.found(kind, event, ranks=ranks, name=name)
+    if any(
+        peer["state"].keys() != before[0]["state"].keys() for peer in before
+    ):
+        name = "one rank has loaded what others have not"
+        return run.found(
+            "optimizer state differs", event, ranks=ranks, name=name
+        )
+    since = before[0]["step"]
+    return run.found(
+        "weights differ", event, ranks=ranks, since=since, name=name
     )
 
 
-def differing_settings(peers: tuple[Event, ...]) -> str:
+def differing_settings(peers: Peers) -> str:
     differing = []
-    for number, settings in enumerate(peers[0]["settings"]):
-        for key in settings:
-            values = [event["settings"][number].get(key) for event in peers]
+    for settings in zip(*[peer["settings"] for peer in peers], strict=False):
+        for key in settings[0]:
+            values = [of_rank.get(key, "nothing") for of_rank in settings]
             if len(set(values)) > 1:
-                differing.append(f"{key} is {', '.join(map(str, values))}")
+                differing.append(f"{key} is {', '.join(values)}")
     return "; ".join(differing[:3])
 
 
 def never_steps(run: Run) -> Iterator[Finding]:
     """A rank computes gradients, and only others use theirs."""
-    steps = run.all_of_kind("step")
+    if run.stuck or len(run.all_of_kind("step")) < PASSES:
+        return
     for rank in run.ranks:
-        backwards = run.of_kind(rank, "backward")
-        if run.of_kind(rank, "step") or len(backwards) < PASSES:
-            continue
-        if len(steps) >= PASSES and not run.stuck:
-            yield found("a rank never steps", backwards[-1], [rank], rank=rank)
-            return
+        passes = run.of_kind(rank, "backward")
+        if len(passes) >= PASSES and not run.of_kind(rank, "step"):
+            yield run.found("steps left out", passes[-1], ranks=[rank])
 
 
 def left_out(run: Run) -> Iterator[Finding]:
     """A wrapped parameter has a gradient, and no optimizer changes it."""
     steps = [e for e in run.of_kind(0, "step") if "left_out" in e]
     for step in steps[-1:]:
-        names = step["left_out"]
+        names = ", ".join(step["left_out"][:3])
+        count = len(step["left_out"])
         if names:
-            yield found(
-                "left out of the optimizer",
-                step,
-                run.ranks,
-                "likely",
-                count=len(names),
-                names=", ".join(names[:3]),
-            )
+            kind = "left out of the optimizer"
+            yield run.found(kind, step, count=count, names=names)
 
 
 def buffers(run: Run) -> Iterator[Finding]:
-    if any(event["sends_buffers"] for event in run.all_of_kind("wrap")):
-        return
+    """Noted only of wrappers that are told not to send them."""
     for peers in run.side_by_side("forward"):
-        if not all("buffers" in event for event in peers):
-            continue
-        name = first_difference(peers, "buffers")
-        if name is not None:
-            yield found("buffers differ", peers[0], run.ranks, name=name)
-            return
+        if all("buffers" in event for event in peers):
+            name = first_difference(peers, "buffers")
+            if name is not None:
+                yield run.found("buffers differ", peers[0], name=name)
 
 
 def statistics(run: Run) -> Iterator[Finding]:
     """Batch normalisation sees other data on each rank, and keeps rank 0's."""
     steps_apart = 0
     for peers in run.side_by_side("forward"):
-        values = [
-            event["statistics"] for event in peers if "statistics" in event
-        ]
-        if len(values) < len(run.ranks) or not all(values):
-            continue
-        steps_apart = steps_apart + 1 if are_apart(values) else 0
+        values = [event.get("statistics", []) for event in peers]
+        if all(values):
+            steps_apart = steps_apart + 1 if are_apart(*values[:2]) else 0
         if steps_apart == STEPS_OF_STATISTICS:
-            yield found("statistics of one rank", peers[0], run.ranks, "likely")
-            return
+            yield run.found("statistics of one rank", peers[0])
 
 
-def are_apart(values: list[list[list[float]]]) -> bool:
-    """In most channels, ranks 0 and 1: means, in standard deviations."""
-    means, variances = values[0]
-    others = values[1][0]
+def are_apart(one: list[list[float]], other: list[list[float]]) -> bool:
+    """In most channels, their means, in standard deviations."""
+    channels = zip(one[0], other[0], one[1], strict=True)
     far = [
-        abs(mean - other) > FAR_APART * max(variance, 1e-12) ** 0.5
-        for mean, other, variance in zip(means, others, variances, strict=True)
+        abs(mean - other_mean) > FAR_APART * max(variance, 1e-12) ** 0.5
+        for mean, other_mean, variance in channels
     ]
     return far.count(True) > len(far) / 2

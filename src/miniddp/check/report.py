@@ -4,31 +4,50 @@ import json
 import sys
 from collections.abc import Callable
 
-from miniddp.check.finding import Finding, Run
-from miniddp.check.kinds import findings_of
+from miniddp.check import (
+    data,
+    gradients,
+    keeping,
+    order,
+    randomness,
+    replicas,
+    speed,
+)
+from miniddp.check.finding import SEVERITIES, Finding, Run
+
+KINDS = (data, order, replicas, gradients, randomness, keeping, speed)
+"""Each has a `find(run)`; of findings that are as bad, in this order."""
 
 
 class Report:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.told = 0
 
-    def tell(self, run: Run, is_first: Callable[[str], bool]) -> None:
+    def tell(self, run: Run, is_first: Callable[[str], bool]) -> bool:
         """Print what no rank has printed yet: `is_first` asks the others."""
         findings = findings_of(run)
-        for finding in findings:
-            if is_first(f"{finding.name} {finding.line}"):
-                self.told += 1
-                as_line = json.dumps(finding._asdict())
-                say(as_line if self.as_json else as_text(finding))
+        new = [f for f in findings if is_first(f"{f.name} {f.line}")]
+        for finding in new:
+            as_line = json.dumps(finding._asdict())
+            say(as_line if self.as_json else text(finding))
         for failure in run.all_of_kind("failure"):
             if is_first("failure"):
                 say(f"miniddp.check: gave up watching: {failure['error']}")
         if not self.as_json and is_first("summary" if findings else "silence"):
             say(f"miniddp.check: {len(findings)} found in {extent(run)}")
+        return bool(new)
 
 
-def as_text(finding: Finding) -> str:
+def findings_of(run: Run) -> list[Finding]:
+    """The worst first, each but once."""
+    findings: dict[str, Finding] = {}
+    for kind in KINDS:
+        for finding in kind.find(run):
+            findings.setdefault(finding.name, finding)
+    return sorted(findings.values(), key=lambda f: SEVERITIES.index(f.severity))
+
+
+def text(finding: Finding) -> str:
     ranks = ", ".join(map(str, finding.ranks))
     place = f"rank {ranks}, step {finding.step}"
     return "\n".join(
@@ -46,7 +65,7 @@ def extent(run: Run) -> str:
     return f"{min(steps)} steps of {len(steps)} ranks"
 
 
-def say(text: str) -> None:
+def say(line: str) -> None:
     """Whole lines at once, so that ranks do not write into each other's."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -1,5 +1,6 @@
 """One watched process: its probes, and from when it is a rank, its exchange."""
 
+import functools
 import multiprocessing
 import multiprocessing.util
 import os
@@ -9,29 +10,30 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from miniddp.check.around import stand_around
-from miniddp.check.data_probes import DataProbes
+from miniddp.check import call_probes, data_probes, training_probes
 from miniddp.check.exchange import Exchange
 from miniddp.check.finding import Run
-from miniddp.check.probes import Probes
+from miniddp.check.probe import Call, Notes, stand_around
 from miniddp.check.recorder import Recorder
 from miniddp.check.report import Report
+from miniddp.check.trained import Trained
 
 WORKERS = "torch.utils.data"
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 
 
 class Options(NamedTuple):
-    steps: int
+    steps: int | None
+    epochs: int | None
     as_json: bool
     verdict: str
-    """A file to which a rank adds what it found: `0` or more findings."""
+    """A file to which a process adds how many ranks there are, and `found`."""
 
 
 class Session:
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.recorder = Recorder(options.steps)
+        self.recorder = Recorder(options.steps, options.epochs)
         self.exchange: Exchange | None = None
         self.report = Report(options.as_json)
         self.pid = 0
@@ -39,23 +41,22 @@ class Session:
         """The script's, which live until the end of the process, as ever."""
 
     def install(self) -> None:
-        Probes(self.recorder).install()
-        DataProbes(self.recorder).install()
-        stand_around(dist, "init_process_group", self.init_process_group)
-        stand_around(BaseProcess, "__init__", self.start_process)
+        trained = Trained()
+        call_probes.install(self.recorder, trained)
+        data_probes.install(self.recorder)
+        training_probes.install(self.recorder, trained)
+        watch = functools.partial(stand_around, self.recorder)
+        watch(dist, "init_process_group", self.init_process_group)
+        watch(BaseProcess, "__init__", self.start_process)
 
-    def init_process_group(
-        self, original: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        result = original(*args, **kwargs)
-        timeout = kwargs.get("timeout")
-        seconds = (
-            timeout.total_seconds() if timeout else DEFAULT_TIMEOUT_SECONDS
-        )
-        if self.pid != os.getpid():
-            self.pid = os.getpid()
-            self.begin(seconds)
-        return result
+    def init_process_group(self, call: Call) -> Notes:
+        yield
+        if self.pid == os.getpid():
+            return
+        self.pid = os.getpid()
+        timeout = call.keywords.get("timeout")
+        seconds = timeout.total_seconds() if timeout else None
+        self.begin(seconds or DEFAULT_TIMEOUT_SECONDS)
 
     def begin(self, timeout: float) -> None:
         """This process is a rank from now on."""
@@ -65,23 +66,15 @@ class Session:
             self.recorder.is_watching = False
             return
         self.recorder.ranks = tuple(range(world_size))
-        store: Any = dist.distributed_c10d._get_default_store()
-        self.exchange = Exchange(
-            self.recorder,
-            store,
-            dist.get_rank(),
-            world_size,
-            timeout,
-            self.tell,
-        )
+        rank = dist.get_rank()
+        self.exchange = Exchange(self.recorder, rank, timeout, self.tell)
         self.exchange.start()
         if multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, self.finish, exitpriority=10)
 
-    def tell(self, run: Run) -> None:
-        if self.exchange is not None:
-            self.report.tell(run, self.exchange.is_first)
-            self.write_verdict(f"findings {self.report.told}")
+    def tell(self, run: Run, is_first: Callable[[str], bool]) -> None:
+        if self.report.tell(run, is_first):
+            self.write_verdict("found")
 
     def write_verdict(self, line: str) -> None:
         with open(self.options.verdict, "a", encoding="utf-8") as file:
@@ -92,18 +85,12 @@ class Session:
             self.exchange.finish(has_failed)
             self.exchange = None
 
-    def start_process(
-        self,
-        original: Callable[..., Any],
-        process: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def start_process(self, call: Call) -> Notes:
         """A process that the script starts may become a rank."""
-        target = kwargs.get("target")
+        target = call.keywords.get("target")
         if target is not None and not target.__module__.startswith(WORKERS):
-            kwargs["target"] = Watched(target, self.options)
-        return original(process, *args, **kwargs)
+            call.keywords["target"] = Watched(target, self.options)
+        yield
 
 
 class Watched:

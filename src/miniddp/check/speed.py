@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator
 
-from miniddp.check.finding import Finding, Run, found
+from miniddp.check.finding import Finding, Run
 
 STEPS = 8
 WARM_UP = 2
@@ -29,10 +29,10 @@ def late_rank(run: Run) -> Iterator[Finding]:
     times_slowest = sum(max(row) == row[rank] for row in rows)
     limit = max(TIMES_SLOWER * others, others + SECONDS_SLOWER)
     if times_slowest > SHARE_OF_STEPS * len(rows) and busy[rank] > limit:
-        yield found(
+        yield run.found(
             "a rank is late",
             passes[-1][rank],
-            [rank],
+            ranks=[rank],
             rank=rank,
             slow=round(busy[rank] * 1e3),
             fast=round(others * 1e3),
@@ -40,10 +40,12 @@ def late_rank(run: Run) -> Iterator[Finding]:
 
 
 def needless_search(run: Run) -> Iterator[Finding]:
-    passes = [e for e in run.all_of_kind("backward") if "has_unused" in e]
-    count = len(passes) // len(run.ranks)
-    if count < STEPS or any(event["has_unused"] for event in passes):
-        return
-    wrap = next(e for e in run.of_kind(0, "wrap") if e["find_unused"])
-    kind = "needless find_unused_parameters"
-    yield found(kind, wrap, run.ranks, "likely", count=count)
+    """By torch's own count of the bytes for which no gradient came."""
+    steps = run.all_of_kind("step")
+    sizes = [size for event in steps for size in event["unused"]]
+    known = [size for size in sizes if size is not None]
+    count = len(known) // len(run.ranks)
+    if count >= STEPS and not any(known):
+        wrap = next(e for e in run.of_kind(0, "wrap") if e["find_unused"])
+        kind = "needless find_unused_parameters"
+        yield run.found(kind, wrap, count=count)

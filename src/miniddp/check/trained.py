@@ -3,67 +3,67 @@
 import sys
 import weakref
 from collections.abc import Iterable
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 
-from miniddp.check.readings import parameters_of
-from miniddp.check.recorder import Sample, is_whole, user_frames
+from miniddp.check.recorder import user_frames
+from miniddp.check.samples import is_whole
+
+Optimizer = torch.optim.Optimizer
 
 
 class Trained:
     """Holds no optimizer alive; a name is a module's, where one is found."""
 
     def __init__(self) -> None:
-        self.references: list[weakref.ref[torch.optim.Optimizer]] = []
-        self.named_before: weakref.WeakKeyDictionary[
-            torch.optim.Optimizer, tuple[list[int], list[str], list[Tensor]]
+        self.numbers: weakref.WeakKeyDictionary[Optimizer, int]
+        self.numbers = weakref.WeakKeyDictionary()
+        self.next_number = count()
+        self.known: weakref.WeakKeyDictionary[
+            Optimizer, tuple[list[int], dict[str, Tensor]]
         ] = weakref.WeakKeyDictionary()
         self.names: dict[int, str] = {}
+        self.pointers: dict[int, str] = {}
+        """Where gradients lie; empty if they may have moved."""
 
-    def living(self) -> list[torch.optim.Optimizer]:
-        optimizers = (reference() for reference in self.references)
-        return [optimizer for optimizer in optimizers if optimizer is not None]
+    def add(self, optimizer: Optimizer) -> None:
+        self.numbers.setdefault(optimizer, next(self.next_number))
 
-    def parameters(self) -> list[tuple[str, Tensor]]:
-        """Names and parameters of all optimizers, but for sharded ones."""
-        parameters = []
-        for optimizer in self.living():
-            for parameter in parameters_of(optimizer):
-                if is_whole(parameter):
-                    parameters.append((self.name_of(parameter), parameter))
-        return parameters
+    def parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Those of which this rank holds the whole."""
+        parameters = parameters_of(optimizer)
+        ids = [id(parameter) for parameter in parameters]
+        before, named = self.known.get(optimizer, ([], {}))
+        if before != ids:
+            named = {}
+            for parameter in filter(is_whole, parameters):
+                name = self.name_of(parameter)
+                while name in named:
+                    name += "'"
+                named[name] = parameter
+            self.known[optimizer] = (ids, named)
+        return named
 
-    def gradients(self) -> Sample:
-        held = [
-            (name, p.grad)
-            for name, p in self.parameters()
-            if p.grad is not None
-        ]
-        return Sample(
-            [name for name, _ in held], [gradient for _, gradient in held]
-        )
+    def gradients(self) -> dict[str, Tensor]:
+        gradients = {}
+        for optimizer in list(self.numbers):
+            gradients.update(gradients_of(self.parameters(optimizer)))
+        return gradients
 
-    def named(
-        self, optimizer: torch.optim.Optimizer
-    ) -> tuple[list[str], list[Tensor]]:
-        """Its parameters that are whole, and their names."""
-        everything = parameters_of(optimizer)
-        ids = [id(parameter) for parameter in everything]
-        if optimizer not in self.named_before:
-            self.named_before[optimizer] = ([], [], [])
-        known, names, parameters = self.named_before[optimizer]
-        if known != ids:
-            parameters = [p for p in everything if is_whole(p)]
-            names = [self.name_of(parameter) for parameter in parameters]
-            self.named_before[optimizer] = (ids, names, parameters)
-        return names, parameters
+    def gradient_at(self, pointer: int) -> str | None:
+        """The name of the parameter whose gradient begins there."""
+        if not self.pointers:
+            for name, gradient in self.gradients().items():
+                self.pointers[gradient.data_ptr()] = name
+        return self.pointers.get(pointer)
 
     def left_out(self, wrappers: Iterable[nn.Module]) -> list[str]:
         """Parameters that have a gradient, and no optimizer."""
         held = {
             id(parameter)
-            for optimizer in self.living()
+            for optimizer in list(self.numbers)
             for parameter in parameters_of(optimizer)
         }
         return [
@@ -77,18 +77,27 @@ class Trained:
         if id(parameter) not in self.names:
             self.look_for_names()
         unknown = f"a parameter of shape {tuple(parameter.shape)}"
-        return self.names.setdefault(
-            id(parameter), f"{unknown}, no. {len(self.names)}"
-        )
+        return self.names.get(id(parameter), unknown)
 
     def look_for_names(self) -> None:
         """In the variables of the script: of modules, and of `self`."""
         for frame in user_frames(sys._getframe(1)):
             values = list(frame.f_locals.values())
-            values += getattr(
-                frame.f_locals.get("self"), "__dict__", {}
-            ).values()
+            its_object = frame.f_locals.get("self")
+            values += getattr(its_object, "__dict__", {}).values()
             for value in values:
                 if isinstance(value, nn.Module):
                     for name, parameter in value.named_parameters():
                         self.names.setdefault(id(parameter), name)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def gradients_of(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: parameter.grad
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and parameter.grad.layout == torch.strided
+    }

@@ -1,7 +1,6 @@
 """`miniddp.check`: silent on right programs, and right about the wrong ones."""
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -13,12 +12,10 @@ from miniddp.check import __main__ as command
 from miniddp.check.finding import TABLE
 from miniddp.launch import RanksFailed, run_ranks
 
-from .watched import HERE, findings, fork_workers, written
+from .watched import RIGHT, findings, fork_workers, written
 from .wrong import WRONG
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "appendix/check.qmd"
-RIGHT = sorted((HERE / "right").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -62,35 +59,6 @@ from clinic import {module}
 def test_there_are_enough_programs() -> None:
     assert len(WRONG) >= 60
     assert len(RIGHT) >= 20
-
-
-def test_the_page_lists_the_programs() -> None:
-    """Its table is this one: a line for each finding, with its wrong programs."""
-    names: dict[str, list[str]] = {}
-    for name, program in WRONG.items():
-        names.setdefault(program.finding, []).append(name)
-    page = PAGE.read_text(encoding="utf-8")
-    rows = re.findall(r"(?m)^ *\| ([a-z].*?) +\| (.*?) +\|$", page)
-    assert rows == [(finding, "; ".join(programs)) for finding, programs in names.items()]
-    assert f"{len(WRONG)} wrong programs" in page
-    assert f"{len(RIGHT)} right ones" in page
-
-
-def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
-    written(tmp_path, WRONG["called past its wrapper"].text)
-    output = run_ranks(run_in, 2, str(tmp_path), backend=None).outputs[0]
-    shown = re.search(r"(?s)```\n(miniddp.check: .*?)```", PAGE.read_text(encoding="utf-8"))
-    assert shown is not None
-    assert without_numbers(shown[1]) in without_numbers(output)
-
-
-def run_in(rank: int, folder: str) -> int:
-    os.chdir(folder)
-    return run_command(rank, "train.py")
-
-
-def without_numbers(text: str) -> str:
-    return re.sub(r"train.py:\d+", "train.py", text)
 
 
 def test_the_pages_that_are_named_exist() -> None:

@@ -13,6 +13,7 @@ from miniddp.check import session
 from miniddp.launch import RanksFailed, RanksTimedOut, run_ranks
 
 HERE = Path(__file__).parent
+RIGHT = sorted((HERE / "right").glob("*.py"))
 
 
 def findings(script: Path, may_fail: bool = False) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def findings(script: Path, may_fail: bool = False) -> list[dict[str, Any]]:
 def watch(rank: int, script: Path) -> None:
     fork_workers()
     keep_groups()
-    options = session.Options(steps=30, as_json=True, verdict="/dev/null")
+    options = session.Options(steps=30, epochs=None, as_json=True, verdict="/dev/null")
     watched = session.start(options)
     sys.path.insert(0, str(script.parent))
     has_failed = True

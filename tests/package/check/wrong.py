@@ -84,6 +84,40 @@ for x in mine():
     optimizer.step()
 """,
     ),
+    "one of two models is called past its wrapper": Wrong(
+        "around the wrapper",
+        """
+generator, critic = DDP(nn.Linear(3, 4)), DDP(make_model())
+of_generator, of_critic = sgd(generator), sgd(critic)
+for x in mine():
+    with torch.no_grad():
+        made = generator(x[:, :3])
+    of_critic.zero_grad()
+    (critic(x).mean() - critic(made).mean()).backward()
+    of_critic.step()
+    of_generator.zero_grad()
+    critic.module(generator.module(x[:, :3])).mean().backward()
+    of_generator.step()
+""",
+    ),
+    "called past its wrapper in a closure": Wrong(
+        "around the wrapper",
+        """
+ddp = DDP(make_model())
+optimizer = torch.optim.LBFGS(ddp.parameters(), max_iter=3)
+
+
+def closure():
+    optimizer.zero_grad()
+    loss = ddp.module(x).square().mean()
+    loss.backward()
+    return loss
+
+
+for x in mine():
+    optimizer.step(closure)
+""",
+    ),
     "unfrozen after wrapping": Wrong(
         "not in the mean",
         """
@@ -158,7 +192,7 @@ for x in mine():
 """,
     ),
     "only rank 0 steps": Wrong(
-        "a rank never steps",
+        "steps left out",
         """
 ddp = DDP(make_model())
 optimizer = sgd(ddp)
@@ -554,6 +588,23 @@ for x in mine():
     optimizer.step()
 """,
     ),
+    "summed in one buffer, and clipped": Wrong(
+        "summed, not averaged",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    (model(x).square().mean() + 0.01 * model(x).abs().mean()).backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        gradient.copy_(part.view_as(gradient))
+    clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+""",
+    ),
     "the loss is not divided": Wrong(
         "loss not divided",
         """
@@ -581,7 +632,7 @@ for number, x in enumerate(mine(8)):
 """,
     ),
     "no_sync around backward only": Wrong(
-        "no_sync around backward only",
+        "averaged in every micro-batch",
         """
 ddp = DDP(make_model())
 optimizer = sgd(ddp)
@@ -626,7 +677,7 @@ for x, y in DataLoader(dataset, batch_size=4):
 """,
     ),
     "no sampler, a seed for each rank": Wrong(
-        "all samples on every rank",
+        "overlapping shares",
         """
 torch.manual_seed(rank)
 ddp = DDP(make_model())
@@ -636,7 +687,7 @@ for x, y in DataLoader(dataset, batch_size=4, shuffle=True):
 """,
     ),
     "no sampler, augmented, with labels": Wrong(
-        "all samples on every rank",
+        "overlapping shares",
         """
 class Noisy(Dataset):
     def __len__(self):
@@ -690,6 +741,57 @@ for x in DataLoader(Stream(), batch_size=4):
     step(ddp, optimizer, x)
 """,
     ),
+    "one seed for a generator's noise": Wrong(
+        "same samples",
+        """
+generator, critic = DDP(nn.Linear(3, 4)), DDP(make_model())
+of_generator, of_critic = sgd(generator), sgd(critic)
+for x in mine():
+    noise = torch.randn(4, 3)
+    of_critic.zero_grad()
+    (critic(x).mean() - critic(generator(noise).detach()).mean()).backward()
+    of_critic.step()
+    of_generator.zero_grad()
+    critic(generator(torch.randn(4, 3))).mean().backward()
+    of_generator.step()
+""",
+    ),
+    "batches in dicts, the same on all ranks": Wrong(
+        "same samples",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, batch):
+        return {"loss": F.mse_loss(self.layer(batch["x"]), batch["more"]["y"])}
+
+
+ddp = DDP(Net())
+optimizer = sgd(ddp)
+for begin in range(0, 24, 4):
+    x, y = dataset[begin : begin + 4]
+    optimizer.zero_grad()
+    ddp({"x": x, "more": {"y": y}})["loss"].backward()
+    optimizer.step()
+""",
+    ),
+    "the same tokens on all ranks, means by hand": Wrong(
+        "same samples",
+        """
+model = make_model()
+optimizer = sgd(model)
+for begin in range(0, 24, 4):
+    optimizer.zero_grad()
+    model(dataset[begin : begin + 4][0]).square().mean().backward()
+    for work in [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]:
+        work.wait()
+    for parameter in model.parameters():
+        parameter.grad /= world_size
+    optimizer.step()
+""",
+    ),
     "workers that each read the whole stream": Wrong(
         "each worker reads everything",
         """
@@ -705,7 +807,7 @@ for x in DataLoader(Stream(), batch_size=4, num_workers=2):
 """,
     ),
     "all samplers are of rank 0": Wrong(
-        "same share",
+        "samplers that do not split",
         """
 sampler = DistributedSampler(dataset, num_replicas=world_size, rank=0)
 ddp = DDP(make_model())
@@ -715,7 +817,7 @@ for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
 """,
     ),
     "a sampler for four ranks": Wrong(
-        "sampler for other ranks",
+        "samplers that do not split",
         """
 sampler = DistributedSampler(dataset, num_replicas=4, rank=rank)
 ddp = DDP(make_model())
@@ -725,7 +827,7 @@ for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
 """,
     ),
     "a sampler for one rank": Wrong(
-        "sampler for other ranks",
+        "samplers that do not split",
         """
 sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=rank)
 ddp = DDP(make_model())
@@ -735,7 +837,7 @@ for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
 """,
     ),
     "samplers with the rank as their seed": Wrong(
-        "samplers of other seeds",
+        "samplers that do not split",
         """
 sampler = DistributedSampler(dataset, seed=rank)
 ddp = DDP(make_model())
@@ -745,7 +847,7 @@ for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
 """,
     ),
     "set_epoch with the rank": Wrong(
-        "samplers of other epochs",
+        "samplers that do not split",
         """
 sampler = DistributedSampler(dataset)
 ddp = DDP(make_model())
@@ -1021,6 +1123,20 @@ optimizer = sgd(ddp)
 for x in mine(3):
     step(ddp, optimizer, x)
 torch.save(ddp.module.state_dict(), tempfile.gettempdir() + "/miniddp_check_model.pt")
+""",
+    ),
+    "onto the GPU of the rank that saved": Wrong(
+        "no map_location",
+        """
+import tempfile
+
+with tempfile.NamedTemporaryFile() as file:
+    torch.save({"model": dataset.tensors[0]}, file)
+    file.seek(0)
+    torch.Tensor.get_device = lambda tensor: 0  # there is none: stand-ins
+    torch.cuda.current_device = lambda: rank
+    torch.load(file)
+dist.barrier()
 """,
     ),
     "one rank is late": Wrong(

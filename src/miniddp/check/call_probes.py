@@ -1,0 +1,131 @@
+"""What is noted of torch's calls between ranks, and of files."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.join import Join
+from torch.utils import _pytree as pytree
+
+from miniddp.check.finding import Event
+from miniddp.check.probe import Call, Notes, stand_around
+from miniddp.check.recorder import Recorder, user_line
+from miniddp.check.samples import Sample
+from miniddp.check.trained import Trained
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+SAME_SHAPE = ("all_reduce", "broadcast", "reduce")
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+
+
+def install(recorder: Recorder, trained: Trained) -> None:
+    probes = CallProbes(recorder, trained)
+    for name in COLLECTIVES:
+        stand_around(recorder, dist, name, probes.collective)
+    for name in POINT_TO_POINT:
+        stand_around(recorder, dist, name, probes.point_to_point)
+    stand_around(recorder, torch, "save", probes.save)
+    stand_around(recorder, torch, "load", probes.load)
+    stand_around(recorder, Join, "__enter__", probes.join)
+
+
+class CallProbes:
+    def __init__(self, recorder: Recorder, trained: Trained) -> None:
+        self.recorder = recorder
+        self.trained = trained
+        self.in_collective = False
+
+    def collective(self, call: Call) -> Notes:
+        if self.in_collective:
+            yield
+            return
+        first = call.args[0] if call.args else None
+        tensor = first if isinstance(first, Tensor) else None
+        shape = None
+        if call.name in SAME_SHAPE and tensor is not None:
+            shape = f"{tuple(tensor.shape)} {tensor.dtype}"
+        group = group_name(call)
+        if self.recorder.is_watching:
+            event = self.recorder.note(
+                "collective",
+                operation=call.name,
+                line=user_line(),
+                group=group,
+                shape=shape,
+                elements=1 if tensor is None else tensor.numel(),
+                by_script=True,
+            )
+            if call.name == "all_reduce" and tensor is not None:
+                self.note_gradient(event, tensor)
+        self.in_collective = True
+        try:
+            with self.recorder.inside(call.name, group, shape):
+                yield
+        finally:
+            self.in_collective = False
+
+    def note_gradient(self, event: Event, tensor: Tensor) -> None:
+        """If a gradient is all-reduced by hand: which, and what it was."""
+        name = self.trained.gradient_at(tensor.data_ptr())
+        if name is not None:
+            event["gradient"] = name
+            event["before"] = Sample({name: tensor})
+
+    def point_to_point(self, call: Call) -> Notes:
+        if self.recorder.is_watching:
+            self.recorder.note("point to point", line=user_line())
+        yield
+
+    def save(self, call: Call) -> Notes:
+        file = call.argument(1, "f")
+        if isinstance(file, str | os.PathLike):
+            path = os.path.realpath(file)
+            host = os.uname().nodename
+            self.recorder.note("save", line=user_line(), path=path, host=host)
+        yield
+
+    def load(self, call: Call) -> Notes:
+        yield
+        gpus = {
+            value.get_device()
+            for value in pytree.tree_leaves(call.result)
+            if isinstance(value, Tensor) and value.get_device() >= 0
+        }
+        elsewhere = gpus - {torch.cuda.current_device()} if gpus else gpus
+        if elsewhere:
+            line = user_line()
+            self.recorder.note("load", line=line, elsewhere=min(elsewhere))
+
+    def join(self, call: Call) -> Notes:
+        self.recorder.note("join", line=user_line())
+        yield
+
+
+def group_name(call: Call) -> str:
+    """Of the process group in which a call is; "" is that of all ranks."""
+    values: list[Any] = [*call.args, *call.keywords.values()]
+    for value in values:
+        is_group = isinstance(value, dist.ProcessGroup)
+        if is_group and value is not dist.group.WORLD:
+            return str(value.group_name)
+    return ""

@@ -1,0 +1,86 @@
+"""Some elements of tensors, and digests of them by which ranks are compared.
+
+Taken in the script's thread, digested in that of the exchange.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ELEMENTS = 1024
+"""At most so many elements of a tensor are compared, evenly spread."""
+ELEMENTS_OF_A_ROW = 64
+
+
+class Sample:
+    """Of each tensor some elements as they are now: a digest and their sum."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.names = list(tensors)
+        with torch.no_grad():
+            pieces = [spread_out(tensor) for tensor in tensors.values()]
+            self.lengths = [len(piece) for piece in pieces]
+            self.values = torch.cat(pieces) if pieces else torch.empty(0)
+
+    def resolve(self) -> dict[str, list[float | None]]:
+        """The sum is None if it is not finite."""
+        if not self.names:
+            return {}
+        values = self.values.cpu()
+        data = to_bytes(values)
+        lengths = torch.tensor(self.lengths, dtype=torch.int64)
+        sums = torch.segment_reduce(values.double(), "sum", lengths=lengths)
+        begin = 0
+        resolved = {}
+        for name, length, total in zip(
+            self.names, self.lengths, sums.tolist(), strict=True
+        ):
+            end = begin + length * values.element_size()
+            is_finite = abs(total) < float("inf")
+            digest = zlib.crc32(data[begin:end])
+            resolved[name] = [digest, total if is_finite else None]
+            begin = end
+        return resolved
+
+
+class Rows:
+    """Of each sample of a batch some elements: a digest."""
+
+    def __init__(self, batch: Tensor) -> None:
+        flat = batch.detach().reshape(len(batch), -1)
+        stride = max(1, flat.shape[1] // ELEMENTS_OF_A_ROW)
+        self.values = flat[:, ::stride].clone()
+
+    def resolve(self) -> list[int]:
+        data = to_bytes(self.values.cpu())
+        size = max(1, len(data) // max(1, len(self.values)))
+        begins = range(0, len(data), size)
+        return [zlib.crc32(data[begin : begin + size]) for begin in begins]
+
+
+def spread_out(tensor: Tensor) -> Tensor:
+    count = tensor.numel()
+    stride = count // ELEMENTS | 1
+    if count > ELEMENTS and tensor.is_contiguous() and not tensor.is_complex():
+        return tensor.as_strided((-(-count // stride),), (stride,))
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    flat = tensor.reshape(-1)
+    return flat[::stride] if count > ELEMENTS else flat
+
+
+def to_bytes(values: Tensor) -> memoryview:
+    flat = values.contiguous().reshape(-1)
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def is_whole(parameter: Tensor) -> bool:
+    """Not a part, as FSDP holds it, and not of a lazy module."""
+    parts = ("placements", "_is_flat_param", "_fsdp_flattened")
+    is_part = any(hasattr(parameter, name) for name in parts)
+    is_lazy = torch.nn.parameter.is_lazy(parameter)
+    return not is_part and not is_lazy and parameter.layout == torch.strided

@@ -1,0 +1,344 @@
+"""What is noted of training: wrappers, passes, optimizers and their steps."""
+
+import functools
+import time
+import weakref
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as torch_optimizer
+
+from miniddp.check.finding import Event
+from miniddp.check.probe import Call, Notes, stand_around
+from miniddp.check.recorder import Recorder, user_line
+from miniddp.check.samples import Sample, is_whole
+from miniddp.check.trained import Optimizer, Trained, gradients_of
+from miniddp.ddp import DistributedDataParallel
+from miniddp.naive import SimpleDDP
+
+STEPS_BETWEEN = 10
+"""From one look for parameters without an optimizer to the next."""
+FIRST_STEPS = 2
+"""In so many steps the optimizers' states are compared too."""
+
+
+def install(recorder: Recorder, trained: Trained) -> None:
+    probes = TrainingProbes(recorder, trained)
+    watch = functools.partial(stand_around, recorder)
+    for wrapper in (TorchDDP, DistributedDataParallel, SimpleDDP):
+        watch(wrapper, "__init__", probes.wrap)
+        watch(wrapper, "forward", probes.forward)
+    watch(torch.autograd, "backward", probes.backward)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        watch(clip_grad, name, probes.clip)
+    watch(torch.amp.GradScaler, "scale", probes.scale)
+    watch(torch.amp.GradScaler, "unscale_", probes.unscale)
+    watch(torch.amp.GradScaler, "step", probes.scaler_step)
+    watch(Optimizer, "__init__", probes.make_optimizer)
+    watch(Optimizer, "zero_grad", probes.zero_grad)
+    watch(nn.Module, "zero_grad", probes.zero_grad)
+    torch_optimizer.register_optimizer_step_pre_hook(probes.before_step)
+    torch_optimizer.register_optimizer_step_post_hook(probes.after_step)
+
+
+class TrainingProbes:
+    def __init__(self, recorder: Recorder, trained: Trained) -> None:
+        self.recorder = recorder
+        self.trained = trained
+        self.wrappers: weakref.WeakKeyDictionary[Any, dict[str, Tensor]]
+        self.wrappers = weakref.WeakKeyDictionary()
+        """Of each its buffers."""
+        self.ranks: dict[int, list[int]] = {}
+        """Of each wrapped parameter, by its id, those of its process group."""
+        self.awaited = 0
+        """Forward passes of a wrapper whose backward has yet to come."""
+        self.in_backward = False
+        self.passes = 0
+        self.backward_lines: list[str] = []
+        self.stepping: list[Optimizer] = []
+        self.step: Event = {}
+        """What is known of a step that has not yet ended."""
+        self.is_scaled = False
+        self.scaled: tuple[Tensor, Tensor] | None = None
+        """The last loss, and what GradScaler has made of it."""
+
+    def wrap(self, call: Call) -> Notes:
+        wrapper = call.args[0]
+        with self.recorder.inside("DistributedDataParallel(…)", group=""):
+            yield
+        group: Any = getattr(wrapper, "process_group", None)
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        for name, parameter in wrapper.module.named_parameters():
+            self.trained.names[id(parameter)] = name
+            if parameter.requires_grad:
+                self.ranks[id(parameter)] = ranks
+        self.wrappers[wrapper] = dict(wrapper.module.named_buffers())
+        self.recorder.note(
+            "wrap",
+            line=user_line(),
+            find_unused=find_unused(wrapper),
+            averages=not isinstance(wrapper, SimpleDDP),
+            sends_buffers=sends_buffers(wrapper),
+        )
+
+    def forward(self, call: Call) -> Notes:
+        wrapper = call.args[0]
+        syncs = getattr(wrapper, "require_backward_grad_sync", False)
+        will_send = torch.is_grad_enabled() and bool(syncs)
+        is_due = getattr(wrapper, "require_forward_param_sync", False)
+        buffers = self.wrappers.get(wrapper, {})
+        sends_now = bool(buffers) and is_due and sends_buffers(wrapper)
+        event: Event = {}
+        if self.recorder.is_watching:
+            is_training = torch.is_grad_enabled() and wrapper.training
+            event = self.recorder.note(
+                "forward",
+                line=user_line(),
+                is_training=is_training,
+                will_send=will_send,
+                random=random_state(),
+            )
+            if is_training and buffers:
+                event["statistics"] = running_statistics(buffers)
+                if not sends_buffers(wrapper):
+                    event["buffers"] = Sample(buffers)
+            if sends_now:
+                self.note_collective("forward, which sends the buffers")
+        group = "" if will_send or sends_now else None
+        with self.recorder.inside("the forward pass", group):
+            yield
+        self.awaited += will_send
+        if event:
+            event["draws"] = random_state() != event["random"]
+
+    def note_collective(self, operation: str) -> None:
+        """A call of a wrapper's own."""
+        self.recorder.note(
+            "collective",
+            operation=operation,
+            line=user_line(),
+            group="",
+            shape=None,
+            elements=1,
+            by_script=False,
+        )
+
+    def backward(self, call: Call) -> Notes:
+        if self.in_backward:
+            yield
+            return
+        sends = self.awaited > 0
+        event: Event = {}
+        if self.recorder.is_watching:
+            event = self.note_backward(call.argument(0, "tensors"), sends)
+        self.in_backward = True
+        try:
+            group = "" if sends else None
+            with self.recorder.inside("backward", group):
+                yield
+        finally:
+            self.in_backward = False
+        self.awaited = 0
+        self.trained.pointers = {}
+        is_early = self.recorder.step < FIRST_STEPS and not self.wrappers
+        if event and (is_early or self.backward_lines.count(event["line"]) > 1):
+            event["gradients"] = Sample(self.trained.gradients())
+
+    def note_backward(self, tensors: Any, sends: bool) -> Event:
+        line = user_line()
+        self.backward_lines.append(line)
+        self.passes += 1
+        busy = time.monotonic() - self.recorder.free_since
+        if sends:
+            self.note_collective("backward, which averages")
+        event = self.recorder.note(
+            "backward",
+            line=line,
+            sends=sends,
+            loss={},
+            is_mean=False,
+            busy=busy,
+        )
+        if isinstance(tensors, Tensor) and tensors.numel() == 1:
+            self.note_loss(event, tensors)
+        return event
+
+    def note_loss(self, event: Event, loss: Tensor) -> None:
+        event["loss"] = Sample({"value": loss})
+        if self.scaled is not None and self.scaled[1] is loss:
+            loss = self.scaled[0]
+        event["is_mean"] = is_mean(loss.grad_fn)
+
+    def clip(self, call: Call) -> Notes:
+        parameters = call.argument(0, "parameters")
+        if self.recorder.is_watching:
+            if isinstance(parameters, Tensor):
+                parameters = [parameters]
+            parameters = list(parameters)
+            call.args = (parameters, *call.args[1:])
+            call.keywords.pop("parameters", None)
+            whole = filter(is_whole, parameters)
+            named = {self.trained.name_of(p): p for p in whole}
+            self.recorder.note(
+                "clip",
+                line=user_line(),
+                is_scaled=self.is_scaled,
+                gradients=Sample(gradients_of(named)),
+            )
+        yield
+
+    def scale(self, call: Call) -> Notes:
+        yield
+        scaler, outputs = call.args[:2]
+        if scaler.is_enabled() and isinstance(outputs, Tensor):
+            self.is_scaled = scaler.get_scale() != 1
+            self.scaled = (outputs, call.result)
+
+    def unscale(self, call: Call) -> Notes:
+        self.is_scaled = False
+        yield
+
+    def scaler_step(self, call: Call) -> Notes:
+        before = self.recorder.step
+        yield
+        if self.recorder.step == before:  # left out: not all is finite
+            self.recorder.end_step()
+
+    def make_optimizer(self, call: Call) -> Notes:
+        yield
+        self.trained.add(call.args[0])
+
+    def zero_grad(self, call: Call) -> Notes:
+        self.backward_lines = []
+        self.trained.pointers = {}
+        if self.recorder.is_watching:
+            self.recorder.note("zero")
+        yield
+
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer in self.stepping:  # its last step has raised
+            self.stepping.clear()
+        self.stepping.append(optimizer)
+        if len(self.stepping) > 1 or not self.recorder.is_watching:
+            return
+        try:
+            self.step = self.facts_before(optimizer)
+        except Exception as error:
+            self.recorder.give_up(error)
+
+    def facts_before(self, optimizer: Optimizer) -> Event:
+        named = self.trained.parameters(optimizer)
+        ranks = self.recorder.ranks
+        for parameter in named.values():
+            ranks = tuple(self.ranks.get(id(parameter), ranks))
+        facts: Event = {
+            "optimizer": self.trained.numbers.get(optimizer),
+            "ranks": ranks,
+            "is_wrapped": len(self.wrappers) > 0,
+            "in_backward": self.in_backward,
+            "settings": settings_of(optimizer),
+            "weights": Sample(named),
+            "gradients": Sample(gradients_of(named)),
+            "passes": self.passes,
+            "unsent": [
+                name
+                for name, parameter in named.items()
+                if parameter.grad is not None
+                and id(parameter) not in self.ranks
+            ],
+        }
+        if self.recorder.step % STEPS_BETWEEN < FIRST_STEPS:
+            facts["left_out"] = self.trained.left_out(self.wrappers)
+        is_first = self.recorder.step < FIRST_STEPS
+        facts["state"] = sample_of_state(optimizer, named) if is_first else {}
+        searching = filter(find_unused, self.wrappers)
+        facts["unused"] = [unused_bytes(wrapper) for wrapper in searching]
+        return facts
+
+    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer in self.stepping:
+            del self.stepping[self.stepping.index(optimizer) :]
+        if self.stepping:
+            return
+        if self.step:
+            if self.step["passes"] != self.passes:  # in a closure
+                named = self.trained.parameters(optimizer)
+                self.step["gradients"] = Sample(gradients_of(named))
+                self.step["passes"] = self.passes
+            self.recorder.note("step", line=user_line(), **self.step)
+            self.step = {}
+        self.backward_lines = []
+        self.is_scaled = False
+        self.recorder.end_step()
+
+
+def find_unused(wrapper: nn.Module) -> bool:
+    return bool(getattr(wrapper, "find_unused_parameters", False))
+
+
+def unused_bytes(wrapper: Any) -> int | None:
+    """Of parameters that got no gradient in the last pass, as torch counts."""
+    log: dict[str, int] = getattr(wrapper, "_get_ddp_logging_data", dict)()
+    return log.get("unused_parameter_size")
+
+
+def sends_buffers(wrapper: Any) -> bool:
+    by_old_name = getattr(wrapper, "broadcast_buffers", False)
+    return bool(getattr(wrapper, "forward_sync_buffers", by_old_name))
+
+
+def random_state() -> int:
+    """A digest of this rank's generators; it draws nothing."""
+    state = torch.get_rng_state().numpy().tobytes()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state += torch.cuda.get_rng_state().numpy().tobytes()
+    return zlib.crc32(state)
+
+
+def running_statistics(buffers: dict[str, Tensor]) -> list[Tensor]:
+    """Mean and variance of the first batch normalisation."""
+    for name, mean in buffers.items():
+        if name.endswith("running_mean"):
+            variance = buffers[name.replace("running_mean", "running_var")]
+            return [mean.clone(), variance.clone()]
+    return []
+
+
+def is_mean(node: Any) -> bool:
+    """Whether the loss is a mean over samples, or such a mean and more."""
+    if node is None:
+        return False
+    if node.name().startswith(("AddBackward", "SubBackward")):
+        return any(is_mean(term) for term, _ in node.next_functions)
+    if node.name().startswith("MeanBackward"):
+        return True
+    return getattr(node, "_saved_reduction", 0) == 1
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, str]]:
+    return [
+        {key: str(float(group[key])) for key in group if is_number(group[key])}
+        for group in optimizer.param_groups
+    ]
+
+
+def is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.device.type == "cpu"
+    return isinstance(value, int | float)
+
+
+def sample_of_state(optimizer: Optimizer, named: dict[str, Tensor]) -> Sample:
+    return Sample(
+        {
+            f"{key} of {name}": value
+            for name, parameter in named.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and is_whole(value)
+        }
+    )
