@@ -8,7 +8,6 @@
 import os
 import re
 import textwrap
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ import miniddp
 from book import provenance, record, show_ranks, table
 from instruments import programs
 from instruments.failures import failure_of, hang_of, last_line
-from miniddp.process import device, init_process_group
+from miniddp.process import device
 
 provenance(device=device(), world_size=[2, 3, 4], backend="gloo")
 
@@ -118,24 +117,6 @@ show_ranks(sums)
 
 # %% [markdown]
 # ## All ranks on one GPU
-#
-# What `device()` takes for each local rank, on machines with different numbers of GPUs.
-
-
-# %% name="devices"
-def device_of(local_rank: int, gpus: int) -> torch.device:
-    with (
-        mock.patch("torch.cuda.is_available", return_value=gpus > 0),
-        mock.patch("torch.cuda.device_count", return_value=gpus),
-        mock.patch.dict(os.environ, {"LOCAL_RANK": str(local_rank)}),
-    ):
-        return device()
-
-
-rows = [[gpus, *(device_of(local_rank, gpus) for local_rank in range(4))] for gpus in (0, 1, 2, 4)]
-assert [str(cell) for cell in rows[-1][1:]] == [f"cuda:{local_rank}" for local_rank in range(4)]
-assert {str(cell) for cell in rows[1][1:]} == {"cuda:0"}
-table(rows, ["GPUs", "local rank 0", "1", "2", "3"], align="rllll")
 
 
 # %% name="nccl" ranks="1"
@@ -209,32 +190,6 @@ show_ranks([text + waits.get(rank, "") for rank, text in enumerate(hang.outputs)
 
 # %% [markdown]
 # ## A device mesh
-
-
-# %% name="mesh" ranks="4"
-def answer(name: str, mesh: dist.DeviceMesh | None) -> str:
-    found = miniddp.get(name, mesh)
-    return str(found) if name != "pg" else " ".join(map(str, dist.get_process_group_ranks(found)))
-
-
-def ask(rank: int) -> list[str]:
-    os.environ |= {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}  # as on two nodes
-    init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
-    print("      no mesh inter intra")
-    for name in ("rank", "grank", "lrank", "ws", "pg"):
-        alone, inter, intra = (answer(name, m) for m in (None, mesh["inter"], mesh["intra"]))
-        print(f"{name:5} {alone:>7} {inter:>5} {intra:>5}")
-    miniddp.get.register_mesh(mesh["inter"])
-    found = [miniddp.get("rank"), miniddp.get("rank", mesh["intra"]), miniddp.get("grank")]
-    miniddp.get.register_mesh(None)
-    dist.barrier()  # a rank that ends now would break the others' connecting
-    return found
-
-
-on_mesh = miniddp.run_ranks(ask, 4, backend=None)
-assert on_mesh == [[0, 0, 0], [0, 1, 1], [1, 0, 2], [1, 1, 3]]
-show_ranks(on_mesh)
 
 
 # %% name="one-row" ranks="4"
