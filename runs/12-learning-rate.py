@@ -1,317 +1,326 @@
 # %% [markdown]
 # # Learning rate and batch
 #
-# More ranks mean a larger batch and fewer steps. What that does to a small classifier, which trains
-# in a second and so can be trained with many batches, rates and initial weights.
+# More ranks mean a larger batch and fewer steps. What that does to the stages' language model,
+# which reads the same part of their text with several batches, and each of them with several rates.
 
 # %% name="setup"
 import math
-import statistics
-from collections.abc import Callable
-from functools import cache
+import runpy
+from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from book import LINE, MUTED, figure, provenance, record, table
-from instruments.classifier import (
-    GUESSING,
-    classifier,
-    evaluate,
-    noisy_samples,
-    steps_until,
-    train,
-)
-from instruments.learning_rate import linear_scaling, square_root_scaling, warmup
-from instruments.noise_scale import distance, fit_steps, noise_of, noise_of_ranks
+from book import LINE, MUTED, RANK_COLORS, figure, provenance, record, table
+from instruments.learning_rate import linear_scaling, square_root_scaling
+from instruments.noise_scale import fit_steps
+from miniddp import run_ranks
+from shakespeare import LENGTH, build_language_model, load_text
 
-provenance(device="cpu", world_size=1, backend=None)
-torch.set_num_threads(1)
+provenance(device="cpu", world_size=[1, 2], backend="gloo")
 
 # %% [markdown]
-# ## A classifier, with SGD
+# ## One pass
 #
-# It learns from noisy labels, and every training sees the same samples once. One process with the
-# joined batch stands in for the ranks: the optimizer sees no difference.
+# Every training reads the same 1,024 sequences once, in the same order, and warms up for an eighth
+# of its steps. One process with the global batch stands in for the ranks: the optimizer sees no
+# difference. Two trainings go on at once, in two processes that send each other nothing.
 
 # %% name="task"
-BASE = 8
-SEEDS = 3
-RATE = 0.05
-training_samples = noisy_samples(8192, seed=1)
-held_out = noisy_samples(4000, seed=2)
-SAMPLES = len(training_samples)
-Trained = tuple[nn.Module, list[float]]
+SEQUENCES = 1024
+TOKENS = LENGTH - 1  # of a sequence, that are predicted
+BATCHES = [4, 16, 64]  # sequences
+WARM = 1 / 8  # of the steps
+HELD_OUT = 128  # sequences
+Texts = tuple[torch.Tensor, torch.Tensor]
 
 
-@cache  # the rules agree on the base batch
-def trained(
-    optimizer: type, seed: int, batch: int, rate: float, warmup_steps: int = 0, start: float = 0
-) -> Trained:
-    """One pass over the samples: the model, and the loss of each batch."""
-    model = classifier(seed)
-    losses = train(
-        model,
-        optimizer(model.parameters(), lr=rate),
-        training_samples.shuffled(batch, seed),
-        lambda step: warmup(step, warmup_steps, start, rate),
-    )
-    return model, losses
+@dataclass(frozen=True)
+class Pass:
+    """What to train with: optimizer, sequences in a batch, rate, part of the steps to warm up."""
+
+    optimizer: str
+    batch: int
+    rate: float
+    warm: float = WARM
 
 
-# %% name="sgd"
-FACTORS = [1, 2, 4, 8, 16, 32, 64]
-WARM = 0.2  # of the steps
+def train(chosen: Pass, texts: Texts) -> tuple[list[float], float, nn.Module]:
+    """The loss of each batch, the loss on held-out text (infinite if it is none), the model."""
+    train_text, test_text = texts
+    order = torch.randperm(len(train_text), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = build_language_model()
+    optimizer = getattr(torch.optim, chosen.optimizer)(model.parameters(), lr=chosen.rate)
+    batches = order[:SEQUENCES].split(chosen.batch)
+    warmup = int(chosen.warm * len(batches))
+    losses = []
+    for step, positions in enumerate(batches, start=1):
+        optimizer.param_groups[0]["lr"] = chosen.rate * min(1, step / (warmup + 1))
+        batch = train_text[positions]
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    with torch.no_grad():
+        held_out = test_text[:HELD_OUT]
+        loss = model(input_ids=held_out, labels=held_out).loss.item()
+    return losses, loss if math.isfinite(loss) else math.inf, model
 
 
-def with_rate(seed: int, k: int, times: int = 1) -> Trained:
-    """With k times the batch, and so many times the rate."""
-    return trained(torch.optim.SGD, seed, k * BASE, times * RATE)
+def train_some(rank: int, passes: list[Pass]) -> list[tuple[list[float], float]]:
+    """Every second one of them."""
+    torch.set_num_threads(1)
+    texts = load_text()
+    return [train(chosen, texts)[:2] for chosen in passes[rank::2]]
 
 
-def with_linear_rate(seed: int, k: int, warm: float = 0) -> Trained:
-    """The same with the rate of the rule, after a warm-up of a part of the steps."""
-    rate = linear_scaling(RATE, BASE, k * BASE)
-    if not warm:
-        return trained(torch.optim.SGD, seed, k * BASE, rate)
-    warmup_steps = int(warm * SAMPLES / (k * BASE))
-    return trained(torch.optim.SGD, seed, k * BASE, rate, warmup_steps, RATE)
-
-
-RULES = {
-    "same rate": with_rate,
-    "rate × k": with_linear_rate,
-    "rate × k, warm-up": lambda seed, k: with_linear_rate(seed, k, WARM),
+# %% name="sweep"
+RATES = {
+    "AdamW": {
+        4: [0.0005, 0.001, 0.002, 0.004],
+        16: [0.001, 0.002, 0.004, 0.008, 0.016],
+        64: [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064],
+    },
+    "SGD": {4: [0.05, 0.1, 0.2, 0.4], 16: [0.1, 0.2, 0.4, 0.8, 1.6]},
 }
-Rule = Callable[[int, int], Trained]
+passes = [
+    Pass(optimizer, batch, rate)
+    for optimizer, rates_of in RATES.items()
+    for batch, rates in rates_of.items()
+    for rate in rates
+]
+AT_ONCE = Pass("AdamW", 64, 0.008, warm=0)
+passes.append(AT_ONCE)
+results: dict[Pass, tuple[list[float], float]] = {}
+for rank, found in enumerate(run_ranks(train_some, 2, passes, backend=None, timeout=7200)):
+    results.update(zip(passes[rank::2], found, strict=True))
 
 
-def loss_of(rule: Rule, k: int) -> float:
-    """The mean over the seeds; a loss worse than guessing counts as guessing."""
-    losses = [evaluate(rule(seed, k)[0], held_out) for seed in range(SEEDS)]
-    return statistics.mean(min(GUESSING, loss) for loss in losses)
+def loss_of(optimizer: str, batch: int, rate: float) -> float:
+    return results[Pass(optimizer, batch, rate)][1]
 
 
-def loss_at(times: int, k: int) -> float:
-    """With so many times the rate, without a warm-up."""
-    return loss_of(lambda seed, k: with_rate(seed, k, times), k)
+def best_rate(optimizer: str, batch: int) -> float:
+    return min(RATES[optimizer][batch], key=lambda rate: loss_of(optimizer, batch, rate))
 
 
-sgd = {name: [loss_of(rule, k) for k in FACTORS] for name, rule in RULES.items()}
-same, linear, warm = sgd.values()
-between = [{times: loss_at(times, k) for times in FACTORS if times <= k} for k in FACTORS]
-best = [min(losses.values()) for losses in between]
-assert same[2] - same[0] > 3 * abs(linear[2] - linear[0]), "at 4 times the batch the rule helps"
-assert linear[-1] - linear[0] > 0.2, "at 64 times the batch it does not keep up"
-assert best[:5] == linear[:5], "up to 16 times the batch no rate tried is better than the rule's"
+def by_rule(rule: Any, optimizer: str, batch: int) -> float:
+    """The rate that a rule makes of the best one of the smallest batch."""
+    return rule(best_rate(optimizer, BATCHES[0]), BATCHES[0], batch)
+
 
 # %% name="same-rate"
+tuned = best_rate("AdamW", BATCHES[0])
 table(
     [
-        [k, k * BASE, SAMPLES // (k * BASE), f"{loss:.2f}"]
-        for k, loss in zip(FACTORS, same, strict=True)
-        if k in (1, 4, 16, 64)
+        [
+            batch // BATCHES[0],
+            f"{batch * TOKENS:,}",
+            SEQUENCES // batch,
+            f"{loss_of('AdamW', batch, tuned):.2f}",
+        ]
+        for batch in BATCHES
     ],
-    ["ranks", "batch", "steps", "loss"],
+    ["ranks", "tokens in a batch", "steps", "loss"],
     "rrrr",
 )
 
 # %% name="rates"
-fig, axes = plt.subplots()
-styles = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D")]
-lines = {**sgd, "best rate": best}
-for (name, losses), (dash, marker) in zip(lines.items(), styles, strict=True):
-    axes.plot(FACTORS, losses, dash, marker=marker, label=name)
-axes.axhline(GUESSING, color=LINE, linewidth=1)
-above = {"xytext": (0, 4), "textcoords": "offset points", "color": MUTED}
-axes.annotate("guessing", (FACTORS[-1], GUESSING), ha="right", **above)
-axes.margins(y=0.12)
-axes.set_xscale("log", base=2)
-axes.set_xticks(FACTORS, labels=[str(k) for k in FACTORS])
-axes.set(xlabel="batch, in multiples of the base batch", ylabel="loss on other samples")
-axes.legend(loc="upper left", bbox_to_anchor=(0, 0.93))
+RULES = {"√k": (square_root_scaling, "o"), "k": (linear_scaling, "s")}
+fig, all_axes = plt.subplots(2, 1, figsize=(6.4, 7), sharey=False)
+for axes, (optimizer, rates_of) in zip(all_axes, reversed(RATES.items()), strict=True):
+    for color, dash, (batch, rates) in zip(
+        RANK_COLORS, ("-", "--", ":"), rates_of.items(), strict=False
+    ):
+        losses = [loss_of(optimizer, batch, rate) for rate in rates]
+        axes.plot(rates, losses, dash, color=color, marker=".", label=f"{batch * TOKENS:,} tokens")
+        for rule, marker in RULES.values():
+            rate = by_rule(rule, optimizer, batch)
+            if batch > BATCHES[0] and rate in rates:
+                at = (rate, loss_of(optimizer, batch, rate))
+                axes.plot(*at, marker, markersize=11, fillstyle="none", color=color)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({rate for rates in rates_of.values() for rate in rates})
+    axes.set_xticks(ticks, labels=[f"{rate:g}" for rate in ticks])
+    axes.set(ylabel="held-out loss", title=optimizer)
+    axes.legend()
+all_axes[-1].set_xlabel("learning rate (○ by the rule √k, □ by the rule k)")
 figure(fig)
 
 # %% name="rates-values"
+for optimizer, rates_of in RATES.items():
+    rates = rates_of[BATCHES[0]]
+    assert best_rate(optimizer, BATCHES[0]) not in (rates[0], rates[-1]), "the base is tuned"
+adam = {batch: best_rate("AdamW", batch) for batch in BATCHES}
+root = {batch: by_rule(square_root_scaling, "AdamW", batch) for batch in BATCHES}
+linear = {batch: by_rule(linear_scaling, "AdamW", batch) for batch in BATCHES}
+sgd_linear = by_rule(linear_scaling, "SGD", 16)
+for batch in BATCHES[1:]:
+    rates = RATES["AdamW"][batch]
+    assert rates[0] < root[batch] < linear[batch] < rates[-1], "beyond both rules"
+assert RATES["SGD"][16][0] < sgd_linear < RATES["SGD"][16][-1], "beyond the linear rule"
 record(
-    samples=SAMPLES,
-    base_batch=BASE,
-    seeds=SEEDS,
-    factor_most=FACTORS[-1],
-    steps_most=SAMPLES // (BASE * FACTORS[-1]),
-    loss_base=same[0],
-    loss_same_4=same[2],
-    loss_linear_4=linear[2],
-    loss_linear_8=linear[3],
-    loss_warm_8=warm[3],
-    loss_linear_32=linear[5],
-    loss_warm_32=warm[5],
-    loss_best_32=best[5],
-    loss_best_most=best[6],
-    best_times_32=min(between[5], key=between[5].get),
-    best_times_most=min(between[6], key=between[6].get),
+    sequences=SEQUENCES,
+    tokens=SEQUENCES * TOKENS,
+    tokens_4=4 * TOKENS,
+    tokens_16=16 * TOKENS,
+    tokens_64=64 * TOKENS,
+    steps_4=SEQUENCES // 4,
+    steps_16=SEQUENCES // 16,
+    steps_64=SEQUENCES // 64,
+    adam_rate_4=1e3 * adam[4],
+    adam_rate_16=1e3 * adam[16],
+    adam_rate_64=1e3 * adam[64],
+    root_16=1e3 * root[16],
+    root_64=1e3 * root[64],
+    linear_16=1e3 * linear[16],
+    linear_64=1e3 * linear[64],
+    loss_4=loss_of("AdamW", 4, adam[4]),
+    same_16=loss_of("AdamW", 16, tuned),
+    same_64=loss_of("AdamW", 64, tuned),
+    loss_root_16=loss_of("AdamW", 16, root[16]),
+    loss_root_64=loss_of("AdamW", 64, root[64]),
+    loss_linear_16=loss_of("AdamW", 16, linear[16]),
+    loss_linear_64=loss_of("AdamW", 64, linear[64]),
+    best_16=loss_of("AdamW", 16, adam[16]),
+    best_64=loss_of("AdamW", 64, adam[64]),
+    sgd_rate_4=best_rate("SGD", 4),
+    sgd_rate_16=best_rate("SGD", 16),
+    sgd_linear=sgd_linear,
+    sgd_loss_4=loss_of("SGD", 4, best_rate("SGD", 4)),
+    sgd_same_16=loss_of("SGD", 16, best_rate("SGD", 4)),
+    sgd_loss_linear=loss_of("SGD", 16, sgd_linear),
+    sgd_best_16=loss_of("SGD", 16, best_rate("SGD", 16)),
 )
 
+# %% [markdown]
+# ## Warm-up
 
 # %% name="start"
-AT = 32
-plain_losses = RULES["rate × k"](0, AT)[1]
-warm_losses = RULES["rate × k, warm-up"](0, AT)[1]
-first = plain_losses[0]
-assert max(plain_losses) > 1.2 * first, "without warm-up the loss jumps"
-assert max(warm_losses) < max(plain_losses)
-record(start_factor=AT, first_loss=first, peak_plain=max(plain_losses), peak_warm=max(warm_losses))
-
+at_once = results[AT_ONCE][0]
+warmed = results[Pass(AT_ONCE.optimizer, AT_ONCE.batch, AT_ONCE.rate)][0]
 fig, axes = plt.subplots()
-axes.plot(plain_losses, "C1--", label="rate × k")
-axes.plot(warm_losses, "C2:", label="rate × k, warm-up")
-axes.set(xlabel="step", ylabel="loss of the batch", ylim=(0, None))
+axes.plot(range(1, len(at_once) + 1), at_once, "C1--", label="full rate at once")
+axes.plot(range(1, len(warmed) + 1), warmed, "C2", label="warm-up")
+axes.set(xlabel="step", ylabel="loss of the batch")
 axes.legend()
 figure(fig)
-
-# %% [markdown]
-# ## The same classifier, with Adam
-#
-# A rule about rates can only be tested if each batch has been tuned. So every batch trains with
-# every rate.
-
-# %% name="adam"
-ADAM_RATES = [5e-4 * 2**i for i in range(7)]
-ADAM_FACTOR = 16
-
-
-def adam_losses(k: int, rates: list[float]) -> list[float]:
-    return [
-        statistics.mean(
-            evaluate(trained(torch.optim.Adam, seed, k * BASE, rate)[0], held_out)
-            for seed in range(SEEDS)
-        )
-        for rate in rates
-    ]
-
-
-def best_rate(losses: list[float]) -> float:
-    return ADAM_RATES[losses.index(min(losses))]
-
-
-adam = {k: adam_losses(k, ADAM_RATES) for k in (1, ADAM_FACTOR)}
-tuned, grown = (best_rate(losses) for losses in adam.values())
-guess = square_root_scaling(tuned, BASE, ADAM_FACTOR * BASE)
-assert tuned not in (ADAM_RATES[0], ADAM_RATES[-1]), "the base batch is tuned"
-assert abs(math.log2(grown / guess)) <= 1, "the rule leads to a neighbour of the best rate"
-table(
-    [
-        [f"{1e3 * rate:g}", *(f"{losses[i]:.2f}" for losses in adam.values())]
-        for i, rate in enumerate(ADAM_RATES)
-    ],
-    ["rate, thousandths", *(f"batch {k * BASE}" for k in adam)],
-    "rrr",
-)
-
-# %% name="adam-values"
-at = dict(zip(ADAM_RATES, adam[ADAM_FACTOR], strict=True))
 record(
-    adam_factor=ADAM_FACTOR,
-    adam_tuned=1e3 * tuned,
-    adam_guess=1e3 * guess,
-    adam_best=1e3 * grown,
-    adam_same=at[tuned],
-    adam_square_root=at[guess],
-    adam_linear=at[linear_scaling(tuned, BASE, ADAM_FACTOR * BASE)],
+    start_rate=1e3 * AT_ONCE.rate,
+    first_loss=at_once[0],
+    peak_at_once=max(at_once),
+    peak_warmed=max(warmed),
+    end_at_once=results[AT_ONCE][1],
+    end_warmed=loss_of(AT_ONCE.optimizer, AT_ONCE.batch, AT_ONCE.rate),
 )
-
-# %% [markdown]
-# ## The noise in a gradient
-
-# %% name="noise"
-NOISE_RANKS = 4
-NOISE_STEPS = 200
-torch.manual_seed(0)
-untrained = classifier(0)
-after_a_pass, _ = with_rate(0, 1)
-at_start = noise_of(untrained, training_samples)
-at_end = noise_of(after_a_pass, training_samples)
-rows = []
-for batch in (8, 32, 128, 512):
-    measured = distance(untrained, training_samples, at_start.mean, batch)
-    formula = math.sqrt(at_start.scale / batch)
-    rows.append([batch, f"{measured:.2f}", f"{formula:.2f}"])
-    assert abs(measured / formula - 1) < 0.25
-assert at_end.scale > at_start.scale
-of_ranks = noise_of_ranks(untrained, training_samples, NOISE_RANKS, BASE, NOISE_STEPS)
-assert abs(of_ranks / at_start.scale - 1) < 0.3
-assert 4 * BASE < at_end.scale < FACTORS[-1] * BASE, "the rule holds below and ends above"
-record(
-    noise_start=at_start.scale,
-    noise_end=at_end.scale,
-    noise_of_ranks=of_ranks,
-    noise_ranks=NOISE_RANKS,
-    noise_steps=NOISE_STEPS,
-)
-table(rows, ["batch", "distance, measured", "√(noise scale / batch)"], "rrr")
 
 # %% [markdown]
 # ## The steps to a loss
 #
-# Every batch trains with five rates, always on samples that it has not seen, until the loss on
-# other samples has fallen to the target. The best of the rates counts.
+# Nothing is read twice, so the loss of the next batches is that of text that the model has not
+# seen. The loss is reached when the mean over 64 sequences is down at it. The best rate counts.
 
 # %% name="steps"
-TARGET = 1.45
-RATES = [0.05 * 2**i for i in range(5)]
-BATCHES = [BASE * 2**i for i in range(8)]
-fresh_samples = noisy_samples(2**16, seed=3)
+TARGET = 5.8
 
 
-def steps_to_target(seed: int, batch: int, rate: float, most: float) -> float:
-    model = classifier(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    batches = fresh_samples.split(batch)
-    return steps_until(TARGET, model, optimizer, batches, held_out, most)
+def steps_to_target(losses: list[float], batch: int) -> float:
+    window = 64 // batch
+    for end in range(window, len(losses) + 1):
+        if sum(losses[end - window : end]) / window <= TARGET:
+            return float(end)
+    return math.inf
 
 
 def fewest_steps(batch: int) -> float:
-    """With the best rate. One that takes twice as long as another is given up."""
-    best = 1000.0
-    for rate in reversed(RATES):
-        taken = [steps_to_target(seed, batch, rate, 2 * best) for seed in range(SEEDS)]
-        best = min(best, statistics.mean(taken))
-    return best
+    return min(
+        steps_to_target(losses, batch)
+        for chosen, (losses, _) in results.items()
+        if chosen.optimizer == "AdamW" and chosen.batch == batch
+    )
 
 
 steps = [fewest_steps(batch) for batch in BATCHES]
-
-# %% [markdown]
-# The curve `fewest * (1 + critical / batch)` that comes nearest to them, by relative distances.
-
-# %% name="steps-figure"
-fewest, critical = fit_steps(BATCHES, steps)
-assert at_start.scale / 2 < critical < 2 * at_end.scale, "the noise in the gradients predicts it"
+tokens = [batch * TOKENS for batch in BATCHES]
+fewest, critical = fit_steps(tokens, steps)
+assert steps[0] > steps[1] > steps[2]
 
 fig, axes = plt.subplots()
-axes.plot(BATCHES, steps, "o", color="C0", label="measured")
-between = torch.logspace(math.log2(BATCHES[0]), math.log2(BATCHES[-1]), 50, base=2)
+axes.plot(tokens, steps, "o", color="C0", label="measured")
+between = torch.logspace(math.log2(tokens[0]), math.log2(tokens[-1]), 50, base=2)
 axes.plot(between, fewest * (1 + critical / between), "-", label="fitted")
-halved = [steps[0] * BASE / batch for batch in BATCHES]
-axes.plot(BATCHES, halved, ":", color=MUTED, label="half for double the batch")
+axes.plot(
+    tokens,
+    [steps[0] * tokens[0] / batch for batch in tokens],
+    ":",
+    color=MUTED,
+    label="a quarter for four times the batch",
+)
 axes.axvline(critical, color=LINE, linewidth=1)
 axes.annotate("  critical batch", (critical, steps[0]), color=MUTED)
 axes.set_xscale("log", base=2)
 axes.set_yscale("log", base=2)
-axes.set_xticks(BATCHES, labels=[str(b) for b in BATCHES])
-axes.set_yticks([16, 32, 64, 128, 256, 512], labels=["16", "32", "64", "128", "256", "512"])
-axes.set(xlabel="batch", ylabel="steps to the loss", ylim=(12, None))
+axes.set_xticks(tokens, labels=[f"{batch:,}" for batch in tokens])
+axes.set_yticks([4, 8, 16, 32, 64], labels=["4", "8", "16", "32", "64"])
+axes.set(xlabel="tokens in a batch", ylabel=f"steps to a loss of {TARGET}")
 axes.legend()
 figure(fig)
-by_batch = dict(zip(BATCHES, steps, strict=True))
 record(
     target=TARGET,
-    rates=len(RATES),
     critical=critical,
-    steps_8=by_batch[8],
-    steps_64=by_batch[64],
-    steps_512=by_batch[512],
-    fewer_steps=by_batch[64] / by_batch[512],
-    more_samples=512 * by_batch[512] / (64 * by_batch[64]),
+    to_target_4=steps[0],
+    to_target_16=steps[1],
+    to_target_64=steps[2],
+    more_tokens=64 * steps[2] / (16 * steps[1]),
+    fewer_steps=steps[1] / steps[2],
+)
+
+# %% [markdown]
+# ## The noise in a gradient
+#
+# The hook of the chapter's program in plain torch, on two ranks, before training and after a pass.
+
+# %% name="noise"
+PER_RANK = 8  # sequences
+DRAWS = 40
+
+
+def measure_noise(rank: int, weights: dict[str, torch.Tensor] | None) -> float:
+    """In tokens. Nothing is learned meanwhile."""
+    torch.set_num_threads(1)
+    program = runpy.run_path("runs/pytorch/12_learning_rate.py")
+    train_text, _ = load_text()
+    torch.manual_seed(0)
+    model = build_language_model()
+    if weights is not None:
+        model.load_state_dict(weights)
+    ddp = DistributedDataParallel(model)
+    noise_scale = program["NoiseScale"](ddp)
+    torch.manual_seed(rank)
+    for _ in range(DRAWS):
+        batch = train_text[torch.randint(len(train_text), (PER_RANK,))]
+        ddp(input_ids=batch, labels=batch).loss.backward()
+        ddp.zero_grad()
+    return noise_scale.in_samples(PER_RANK) * TOKENS
+
+
+torch.set_num_threads(1)
+_, _, trained = train(Pass("AdamW", 4, tuned), load_text())
+weights = {name: weight.clone() for name, weight in trained.state_dict().items()}
+at_start = run_ranks(measure_noise, 2, None, backend="gloo", timeout=3600)[0]
+at_end = run_ranks(measure_noise, 2, weights, backend="gloo", timeout=3600)[0]
+print(f"before training: {at_start:,.0f} tokens")
+print(f"after one pass:  {at_end:,.0f} tokens")
+assert at_end > at_start > 0
+record(
+    noise_start=at_start,
+    noise_end=at_end,
+    noise_per_rank=PER_RANK,
+    noise_steps=DRAWS,
 )
