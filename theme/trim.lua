@@ -5,11 +5,6 @@
 -- theme/head.html lets them run, and all wait until the page is there. Ours, because PurgeCSS needs Node,
 -- which Quarto does not bring.
 
-local site = os.getenv("QUARTO_PROJECT_OUTPUT_DIR")
-if not site or not os.getenv("QUARTO_PROJECT_RENDER_ALL") then
-  return -- a preview of one page knows only the names of that page
-end
-
 local function read(path)
   local file = assert(io.open(path, "rb"))
   local text = file:read("a")
@@ -21,6 +16,18 @@ local function write(path, text)
   local file = assert(io.open(path, "wb"))
   file:write(text)
   file:close()
+end
+
+local POLICY = '<meta http%-equiv="Content%-Security%-Policy"[^>]*>\n?'
+
+-- `quarto preview --profile preview` runs scripts that stand in the pages: they have no policy. Nor has a page
+-- that is rendered by itself.
+local site = os.getenv("QUARTO_PROJECT_OUTPUT_DIR")
+if os.getenv("QUARTO_PROFILE") == "preview" or not os.getenv("QUARTO_PROJECT_RENDER_ALL") then
+  for path in (os.getenv("QUARTO_PROJECT_OUTPUT_FILES") or ""):gmatch("[^\n]+%.html") do
+    write(path, (read(path):gsub(POLICY, "")))
+  end
+  return
 end
 
 local function files(directory, found)
@@ -89,7 +96,6 @@ end
 
 local SEARCH = '<script[^>]-src="[^"]*/quarto%-search/[^"]*"[^>]*></script>'
 local ICONS = '<link href="[^"]*/bootstrap%-icons%.css"[^>]*>\n?'
-local POLICY = '<meta http%-equiv="Content%-Security%-Policy"[^>]*>\n?'
 
 local function setting(name) return read("_quarto.yml"):match("\n%s*" .. name .. ":%s*[\"']?([^\n\"']+)") end
 
