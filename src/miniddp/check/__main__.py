@@ -26,7 +26,7 @@ def main() -> int:
         verdict.touch()
         watched = session.start(
             session.Options(
-                limit_of(options), options.epochs, options.json, str(verdict)
+                options.steps, options.epochs, options.json, str(verdict)
             )
         )
         has_failed = True
@@ -53,13 +53,10 @@ def parse() -> argparse.Namespace:
     add("-m", action="store_true", help="the program is a module")
     add("program")
     add("arguments", nargs=argparse.REMAINDER)
-    return parser.parse_args()
-
-
-def limit_of(options: argparse.Namespace) -> int | None:
+    options = parser.parse_args()
     if options.steps is None and options.epochs is None:
-        return STEPS
-    return options.steps  # type: ignore[no-any-return]
+        options.steps = STEPS
+    return options
 
 
 def run(program: str, is_module: bool) -> dict[str, Any]:

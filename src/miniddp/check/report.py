@@ -52,7 +52,7 @@ def text(finding: Finding) -> str:
     place = f"rank {ranks}, step {finding.step}"
     return "\n".join(
         [
-            f"miniddp.check: {finding.text}",
+            f"miniddp.check: {finding.name}: {finding.text}",
             f"  where   {finding.line} ({place}); {finding.sure}",
             f"  do      {finding.remedy}",
             f"  read    {finding.page}",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ELEMENTS = 1024
+ELEMENTS = 256
 """At most so many elements of a tensor are compared, evenly spread."""
 ELEMENTS_OF_A_ROW = 64
 
