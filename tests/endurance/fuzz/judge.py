@@ -99,11 +99,14 @@ KNOWN = [
         lambda spec, verdict: "strides" in verdict.why and blocks_with(spec, frozen="before"),
     ),
     Known(
-        "what is thawed after wrapping is refused also where the loss never uses it",
+        "what is thawed after wrapping is refused also where no gradient of it is left to average",
         ("refused",),
         lambda spec, verdict: (
             "did not require a gradient" in verdict.why
-            and blocks_with(spec, frozen="thawed after", branch="never")
+            and (
+                blocks_with(spec, frozen="thawed after", branch="never")
+                or spec.get("hook", {}).get("kind") == "step"
+            )
         ),
     ),
     Known(
