@@ -33,15 +33,9 @@ FIGURE = re.compile(r'<figure id="([^"]+)"')  # Pandoc forgets the names of some
 NOTE = re.compile(r"<dt><a [^>]*>(.*?)</a></dt>")  # lines of code have no names on paper
 TOKEN = re.compile(r"--([\w-]+): light-dark\((\S+), ")
 SCHEME = re.compile(r"\w+:|//")
-STYLE = ".notes { margin-left: 1em; } pre { white-space: pre-wrap; font-size: 0.75em; }"
+NAMED = r'<(?:div class="(?:box-title|rank-name|ranks-title)"|summary)>'
+TITLE = re.compile(rf"{NAMED}(.*?)</(?:div|summary)>", re.DOTALL)
 PAPER = {"papersize": "a4", "fontsize": "10pt", "margin": {"x": "2.2cm", "y": "2.4cm"}}
-PRINT = """\
-#set figure(numbering: none)
-#show figure: set block(breakable: true)
-#show raw.where(block: true): block.with(width: 100%, fill: luma(246), inset: 6pt, radius: 3pt)
-#show link: set text(fill: rgb("#1d4fd7"))
-#show heading.where(level: 1): title => pagebreak(weak: true) + title
-"""
 EXERCISES = (
     *("exercises/**/*.*", "src/**/*.*", "stages/*.*", "tools/set_up.py", "tools/arguments.py"),
     *("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"),
@@ -133,6 +127,8 @@ def on_paper(page: build.Page, known: set[str], home: str, site: Path) -> str:
     for number in range(0, len(parts), 2):  # every other one is a picture
         part = HEARD.sub("", DROPPED.sub("", parts[number]))
         part = NOTE.sub(r"<dt>\1</dt>", UNPRINTED.sub("", part))
+        part = TITLE.sub(r"<p><strong>\1</strong></p>", part)
+        part = part.replace('<span class="code-said">', "<span>, ")
         part = re.sub(r'href="([^"]*)"', link, part)
         parts[number] = re.sub(r'\sid="([^"]+)"', rf' id="{own}--\1"', part)
         parts[number] = FIGURE.sub(r'<div id="\1"></div><figure', parts[number])
@@ -161,8 +157,6 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="paper-") as name:
         folder = Path(name)
         build.write(folder / "book.html", text)
-        build.write(folder / "book.css", STYLE)
-        build.write(folder / "print.typ", PRINT)
         build.write(
             folder / "book.json", json.dumps({"title": book["title"], "lang": "en", **PAPER})
         )
@@ -174,7 +168,7 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
             "--toc-depth=2",
             "--metadata-file=book.json",
         ]
-        epub = ["--to=epub3", "--css=book.css", "--split-level=1", "--mathml"]
+        epub = ["--to=epub3", f"--css={ROOT / 'theme/print.css'}", "--split-level=1", "--mathml"]
         epub += ["-o", str(site / "book.epub")]
         subprocess.run([*shared, *epub], cwd=folder, check=True)
         if not importlib.util.find_spec("typst"):
@@ -182,7 +176,7 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
             return
         import typst
 
-        paper = ["--to=typst", "--standalone", "--include-in-header=print.typ"]
+        paper = ["--to=typst", "--standalone", f"--include-in-header={ROOT / 'theme/print.typ'}"]
         paper += ["--extract-media=media", "-o", "book.typ"]
         subprocess.run([*shared, *paper], cwd=folder, check=True)
         typst.compile(folder / "book.typ", output=site / "book.pdf")
