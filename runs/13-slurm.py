@@ -109,6 +109,53 @@ def node_dies(cluster: Cluster, job: BatchJob) -> str:
     return f"is queued again after {seconds:.0f} s, goes on on {nodes}"
 
 
+def trains(cluster: Cluster, number: int, node: str) -> bool:
+    """Whether the node has a rank beside its launcher."""
+    there = (f"--jobid={number}", "--overlap", "--nodes=1", f"--nodelist={node}")
+    return cluster.ask("srun", *there, "pgrep", "-fc", "[p]reemptible.py") == "2"
+
+
+def spare_takes_over(cluster: Cluster, job: BatchJob) -> str:
+    launch = 'srun torchrun --nnodes="$SLURM_JOB_NUM_NODES"'
+    with_spare = {
+        "--nodes=2": "--nodes=3\n#SBATCH --no-kill",
+        launch: "srun --no-kill torchrun --nnodes=2",
+    }
+    number = job.submit(changes=with_spare)
+    job.until_saved()
+    lost, spare = sorted(["node1", "node2"], key=lambda node: not trains(cluster, number, node))
+    cluster.kill_node(lost)
+    killed = time.monotonic()
+    wait_for(lambda: trains(cluster, number, spare), "the spare does not train", 180)
+    seconds = time.monotonic() - killed
+    job.until_saved()
+    assert cluster.job(number)["Restarts"] == "0"
+    return f"the spare takes its place after {seconds:.0f} s"
+
+
+def array_of_jobs(cluster: Cluster, job: BatchJob) -> str:
+    requeue = '[ -e "$folder/done" ] || scontrol requeue "$SLURM_JOB_ID"\n'
+    number = job.submit("--array=1-2%1", changes={requeue: ""})
+    job.until_saved()
+    (job.folder / "leave").touch()  # as the script does at the signal
+    job.until(f"{number}_1", "COMPLETED")
+    left = job.step()
+    job.until(f"{number}_2", "RUNNING")
+    job.until_saved()
+    assert job.step() > left
+    return "saves, leaves; the next of them goes on"
+
+
+def rank_always_fails(cluster: Cluster, job: BatchJob) -> str:
+    program = cluster.home / "runs/preemptible.py"
+    failing = {"    leaving = False\n": "    raise ValueError('at the first step')\n"}
+    program.write_text(changed(program.read_text(), failing))
+    failed = job.until(job.submit(), "FAILED")
+    assert failed["Restarts"] == "0"
+    attempts = job.printed().count("ValueError: at the first step") // 2  # of two ranks
+    return f"is started {attempts} times, then ends: {failed['Reason']}"
+
+
 def folder_taken(cluster: Cluster, job: BatchJob) -> str:
     one_node = {"--nodes=2": "--nodes=1"}
     first = job.submit(changes=one_node)
@@ -138,6 +185,9 @@ KINDS = {
     "preempted, `PreemptMode=CANCEL`, `GraceTime=15`": (preempted_for_good, 2),
     "`scancel`": (cancelled, 2),
     "a node dies, a third is free": (node_dies, 3),
+    "a node dies, the job has a spare and `--no-kill`": (spare_takes_over, 3),
+    "`--array=1-2%1` in place of requeueing": (array_of_jobs, 2),
+    "a rank fails in each attempt": (rank_always_fails, 2),
     "a second job wants the same folder": (folder_taken, 2),
     "`--exclude=node0` of three": (left_out, 3),
 }
@@ -146,9 +196,11 @@ words = {}
 for kind, (happens, nodes) in KINDS.items():
     with slurm(nodes) as cluster:
         job = job_on(cluster)
-        rows.append([kind, happens(cluster, job)])
+        began = time.monotonic()
+        outcome = happens(cluster, job)
+        rows.append([kind, outcome, round(time.monotonic() - began)])
         words[kind] = job.said()
-table(rows, columns=["what happens", "what the job does"], align=["l", "l"])
+table(rows, columns=["what happens", "what the job does", "seconds in all"], align=["l", "l", "r"])
 
 # %% name="words-preempted"
 print(words["preempted, `PreemptMode=REQUEUE`"])

@@ -59,8 +59,8 @@ class BatchJob:
 
         wait_for(saved, f"no checkpoint: {self.said()}", SECONDS)
 
-    def until(self, number: int, *states: str) -> dict[str, str]:
-        """What SLURM says of a job once it is in one of these states."""
+    def until(self, number: int | str, *states: str) -> dict[str, str]:
+        """What SLURM says of a job, or a part of an array, once it is in such a state."""
 
         def there() -> dict[str, str] | None:
             known = self.cluster.job(number)

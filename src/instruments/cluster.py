@@ -122,7 +122,7 @@ class Cluster:
         file.write_text(script, encoding="utf-8")
         return int(self.ask("sbatch", "--parsable", *options, str(file)).split("_")[0])
 
-    def job(self, number: int) -> dict[str, str]:
+    def job(self, number: int | str) -> dict[str, str]:
         """What `scontrol show job` knows: `JobState`, `Reason`, `Restarts`, `NodeList`, …"""
         shown = self.ask("scontrol", "--oneliner", "show", "job", str(number))
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
