@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traces = []
         for file in options.files:
             traces += read_devices(file)
+        traces.sort(key=lambda trace: -1 if trace.rank is None else trace.rank)
         print(report(traces))
     except TraceError as error:
         print(error, file=sys.stderr)
