@@ -169,6 +169,42 @@ def test_after_its_steps_nothing_is_noted(tmp_path: Path) -> None:
     assert "not averaged" not in "".join(results.outputs)
 
 
+EPOCHS = """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        step(ddp, optimizer, x)
+    with torch.no_grad():
+        for x, y in loader:
+            ddp(x)
+"""
+
+
+def test_after_its_epochs_nothing_is_noted(tmp_path: Path) -> None:
+    script = str(written(tmp_path, EPOCHS))
+    results = run_ranks(run_command, 2, "--epochs", "2", script, backend=None)
+    assert "0 found in 12 steps of 2 ranks" in results.outputs[0]
+
+
+def test_what_is_found_is_told_before_the_script_ends(tmp_path: Path) -> None:
+    text = (
+        WRONG["called past its wrapper"].text
+        + """
+for _ in range(200):
+    time.sleep(0.05)
+    dist.barrier()
+print("the script goes on")
+"""
+    )
+    script = str(written(tmp_path, text))
+    output = run_ranks(run_command, 2, "--steps", "4", script, backend=None).outputs[0]
+    assert output.index("around the wrapper") < output.index("the script goes on")
+
+
 def test_a_probe_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:
     script = str(
         written(

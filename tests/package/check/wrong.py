@@ -246,6 +246,20 @@ for x in mine():
     step(ddp, optimizer, x)
 """,
     ),
+    "optimizer state from a file of each rank": Wrong(
+        "optimizer state differs",
+        """
+ddp = DDP(make_model())
+optimizer = torch.optim.Adam(ddp.parameters(), lr=0.1)
+for parameter in ddp.parameters():
+    parameter.grad = torch.full_like(parameter, 1.0 + rank)
+before = torch.optim.Adam(ddp.parameters(), lr=0.0)
+before.step()
+optimizer.load_state_dict(before.state_dict())
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
     "another learning rate on each rank": Wrong(
         "settings differ",
         """
