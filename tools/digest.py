@@ -28,6 +28,7 @@ PACKAGES = ("miniddp", "finetune", "instruments")
 HELPERS = "book"
 PROGRAMS = ("runs", "stages")  # folders of files that a run may start
 IMPORT_TIME = "<import>"
+LAUNCHER = ("torchrun", "")  # no symbol of the project: what a text says that starts ranks
 
 Symbol = tuple[str, str]  # a module and a name in it; a program and ""
 
@@ -348,6 +349,8 @@ class Project:
 
     def _named_in(self, text: str, user: Module) -> Iterator[Symbol]:
         """The modules and programs that a text, such as a command, starts by name."""
+        if "--nproc_per_node" in text or text == "sbatch":
+            yield LAUNCHER
         for name in re.findall(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+", text):
             yield from self._whole(name)
         for name in re.findall(r"\b[\w-]+\.py\b", text):

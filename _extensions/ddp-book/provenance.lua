@@ -53,19 +53,24 @@ end
 -- Whether the code has changed since.
 function M.is_stale(one) return status_of(one)[one.kind] == "stale" end
 
--- What ran for a cell: "computed" if nothing did, "process" if no ranks did, "ranks", or their numbers.
-local function ran(one, cell_name) return (status_of(one).cells or {})[cell_name] or "ranks" end
+-- On what a cell ran, as tools/ranks.py says: "computed", "all" ranks of the run, or numbers such as "2 5" and "0".
+local function ran(one, cell_name) return (status_of(one).cells or {})[cell_name] or "all" end
+
+local function ranks_of(one, claim)
+  if claim == "0" then return "no ranks" end
+  local sizes = pandoc.List {}
+  for size in claim:gmatch "%d+" do sizes:insert(math.tointeger(size)) end
+  local backend = M.backend(one.meta)
+  return M.ranks(one.meta, #sizes > 0 and sizes or nil) .. (backend and " over " .. backend or "")
+end
 
 -- "CPU recording · 2-core AMD EPYC · 2 and 4 ranks over gloo · torch 2.13.0 · 2026-11-21 · commit abc1234",
 -- "Computed, not measured · 2026-11-21 · commit abc1234"
 function M.line(one, cell_name)
-  local meta, parts = one.meta, { COMPUTED }
-  local backend, torch, of_cell = M.backend(meta), M.torch(meta), ran(one, cell_name)
-  if of_cell ~= "computed" then
-    local sizes = type(of_cell) == "table" and of_cell or nil
-    local ranks = M.ranks(meta, sizes) .. (backend and " over " .. backend or "")
-    if of_cell == "process" then ranks = "no ranks" end
-    parts = { one.kind:upper() .. " recording", M.device(meta), ranks, torch and "torch " .. torch }
+  local meta, parts, claim = one.meta, { COMPUTED }, ran(one, cell_name)
+  if claim ~= "computed" then
+    local torch = M.torch(meta)
+    parts = { one.kind:upper() .. " recording", M.device(meta), ranks_of(one, claim), torch and "torch " .. torch }
   end
   table.insert(parts, meta.date)
   table.insert(parts, "commit " .. M.commit(meta))

@@ -118,7 +118,7 @@ def test_a_recording_is_a_valid_notebook_with_provenance(recorded):
     }
     assert list(check.recording_problems(recorded.project)) == []
     status = json.loads((recorded.project / "recordings/status.json").read_text())
-    cells = dict.fromkeys(("values", "noise", "picture"), "process")
+    cells = dict.fromkeys(("values", "noise", "picture"), "0")
     assert status == {"01-good": {"cpu": "fresh", "gpu": "missing", "cells": cells}}
 
 
