@@ -192,7 +192,8 @@ def test_every_remedy_can_be_taken(asked: list[str], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "file", ["runs/preemptible.py", "runs/pytorch/02_ranks.py", "stages/2_ranks.py"]
+    "file",
+    ["runs/preemptible.py", "runs/pytorch/02_ranks.py", "stages/2_ranks.py", "stages/9_train.py"],
 )
 def test_a_rank_takes_its_gpu_and_nccl(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, file: str
@@ -205,7 +206,9 @@ def test_a_rank_takes_its_gpu_and_nccl(
     assert (asked, started) == (["set_device"], ["nccl"])
 
 
-@pytest.mark.parametrize("file", ["runs/pytorch/02_ranks.py", "stages/2_ranks.py"])
+@pytest.mark.parametrize(
+    "file", ["runs/pytorch/02_ranks.py", "stages/2_ranks.py", "stages/9_train.py"]
+)
 @pytest.mark.usefixtures("asked")
 def test_ranks_that_outnumber_the_gpus_share_them_over_gloo(
     monkeypatch: pytest.MonkeyPatch, file: str
