@@ -2,7 +2,26 @@
 // Used by the Quarto build and by the plain build.
 
 const root = document.documentElement;
+const site = new URL("../", document.currentScript.src);
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
+// What is kept in this browser; storage can be forbidden: it then lasts for this page.
+function keep(name, value) {
+  try {
+    if (value) localStorage.setItem(name, value);
+    else localStorage.removeItem(name);
+  } catch {
+    return;
+  }
+}
+
+function kept(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
 
 // Theme ---------------------------------------------------------------------------------------
 
@@ -21,11 +40,7 @@ function showTheme() {
 
 function toggleTheme() {
   root.dataset.theme = isDark() ? "light" : "dark";
-  try {
-    localStorage.setItem("theme", root.dataset.theme);
-  } catch {
-    // Storage can be forbidden: the choice then lasts for this page.
-  }
+  keep("theme", root.dataset.theme);
   showTheme();
 }
 
@@ -213,13 +228,57 @@ function addSearch() {
   if (new URLSearchParams(location.search).has("q")) openSearch();
 }
 
+// Reading on ------------------------------------------------------------------------------------
+
+const page = location.pathname.slice(site.pathname.length);
+
+// On leaving a page its section is kept, and the first page leads back to it.
+function keepPlace() {
+  const heading = [...document.querySelectorAll("main :is(h2, h3)")]
+    .filter((each) => each.getBoundingClientRect().top < innerHeight / 2)
+    .pop();
+  const id = heading?.id || heading?.closest("section[id]")?.id;
+  if (!id) return;
+  const title = `${document.querySelector("main h1").textContent.trim()}: ${heading.textContent.trim()}`;
+  keep("place", JSON.stringify({ address: `${page}#${id}`, title }));
+}
+
+function leadToPlace() {
+  const place = JSON.parse(kept("place"));
+  if (!place) return;
+  const link = document.createElement("a");
+  link.href = new URL(place.address, site);
+  link.textContent = place.title;
+  const line = document.createElement("p");
+  line.className = "read-on";
+  line.append("Read on at ", link);
+  (document.querySelector("#title-block-header") ?? document.querySelector("main h1")).after(line);
+}
+
+// A box for the reader to tick. What is ticked is kept, and nothing else.
+function addTicks() {
+  for (const exercise of document.querySelectorAll("main .exercise[id]")) {
+    const name = `done ${page}#${exercise.id}`;
+    const tick = document.createElement("input");
+    tick.type = "checkbox";
+    tick.checked = kept(name) !== null;
+    tick.addEventListener("change", () => keep(name, tick.checked && "yes"));
+    const label = document.createElement("label");
+    label.className = "done";
+    label.append(tick, "Done");
+    exercise.querySelector(".box-title").append(label);
+  }
+}
+
 // Reading without a mouse -----------------------------------------------------------------------
 
 // What scrolls sideways can be reached with the keyboard, then scrolled with the arrow keys.
 function makeScrollersReachable() {
-  for (const element of document.querySelectorAll("main pre > code, main table, main math[display=block]")) {
-    if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
-    else element.removeAttribute("tabindex");
+  const blocks = [...document.querySelectorAll("main pre > code, main table, main math[display=block]")];
+  const scrolling = new Set(blocks.filter((block) => block.scrollWidth > block.clientWidth));
+  for (const block of blocks) {
+    if (scrolling.has(block)) block.tabIndex = 0;
+    else block.removeAttribute("tabindex");
   }
 }
 
@@ -267,6 +326,9 @@ addToggles();
 putNeedsBeforeQuotes();
 nameLandmarks();
 addSearch();
+addTicks();
+if (page === "" || page === "index.html") leadToPlace();
+else addEventListener("pagehide", keepPlace);
 document.querySelectorAll("[data-tip]").forEach(addTip);
 
 lightNotes();

@@ -96,7 +96,7 @@ def main(given: list[str]) -> int:
     parser.add_argument("site", type=Path)
     parser.add_argument("page", nargs="*", help="default: all")
     parser.add_argument("--phone", action="store_true", help="a slow phone, not a desktop")
-    options = parser.parse_args(given)
+    options = parser.parse_intermixed_args(given)
     site = options.site.resolve()
     pages = options.page or [
         str(path.relative_to(site))

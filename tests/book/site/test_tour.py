@@ -62,6 +62,13 @@ def test_from_a_search_to_print(
     assert answer.evaluate("answer => answer.getBoundingClientRect().height") > 10
     page.emulate_media(media="screen")
 
+    # An exercise is ticked off, and the first page leads back to where it stands.
+    page.get_by_role("checkbox", name="Done").check()
+    page.goto(f"{servers[name]}/index.html", wait_until="load")
+    page.locator(".read-on a").tap()
+    page.wait_for_url("**/01-everything.html#exercises")
+    expect(page.get_by_role("checkbox", name="Done")).to_be_checked()
+
     # The ring is stepped, and a calculation is kept as an address.
     page.goto(f"{servers[name]}/chapters/02-moving.html", wait_until="load")
     ring = page.locator(".widget.ring-stepper")
