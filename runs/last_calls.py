@@ -21,7 +21,11 @@ def innermost_line(frames: list[dict[str, Any]]) -> str:
 def main(folder: Path, prefix: str = "rank_", count: int = 3) -> None:
     files = folder.glob(f"{prefix}*")
     for rank in sorted(int(file.name.removeprefix(prefix)) for file in files):
-        dump = pickle.loads((folder / f"{prefix}{rank}").read_bytes())
+        try:
+            dump = pickle.loads((folder / f"{prefix}{rank}").read_bytes())
+        except (EOFError, pickle.UnpicklingError):
+            print(f"rank {rank}: ended while it wrote its calls")
+            continue
         for call in dump["entries"][-count:]:
             number = call["collective_seq_id"]
             name = call["profiling_name"]
