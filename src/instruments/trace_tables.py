@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from instruments.breakdown import recorded_steps
-from instruments.intervals import intersect, length
+from instruments.intervals import intersect, length, union
 from instruments.memory_snapshot import GIB, by_bytes, read_snapshot
 from instruments.memory_timeline import KINDS, read_timeline
 from instruments.memory_timeline import steps as steps_of_timeline
+from instruments.nsys import read_range
 from instruments.tensors import MODELS
 from instruments.trace import Event, Trace, read_trace
 from instruments.trace_figures import Figures, collectives, figures, of_step
@@ -455,6 +456,29 @@ def memory_of_step(files: Sequence[Path]) -> list[Row]:
     return rows
 
 
+# A range of Nsight Systems
+
+
+def backward(files: Sequence[Path]) -> list[Row]:
+    """The messages of each rank's backward pass, and how much of them computation hides."""
+    rows = []
+    for found in read_range(files[0], "backward pass"):
+        sent = length(union(found.messages))
+        hidden = length(intersect(union(found.messages), union(found.compute)))
+        rows.append(
+            {
+                "rank": str(found.device),
+                "messages": str(len(found.messages)),
+                "sent_mib": f"{sum(found.sizes) / MIB:.2f}",
+                "compute_ms": milli(1e-9 * length(union(found.compute))),
+                "messages_ms": milli(1e-9 * sent),
+                "hidden_ms": milli(1e-9 * hidden),
+                "exposed_ms": milli(1e-9 * (sent - hidden)),
+            }
+        )
+    return rows
+
+
 # Steps, timed
 
 
@@ -542,6 +566,7 @@ MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
     "memory_snapshot": snapshots,
     "memory_snapshot_tensors": live_tensors,
     "resnet50_memory": memory_of_step,
+    "hooks_2xrtx3090_backward": backward,
     "transformer_2xb200_ways": ways,
     "ddp_scaling_a100_v100": scaling,
 }
