@@ -514,8 +514,8 @@ def ways(files: Sequence[Path]) -> list[Row]:
 
 def _held_after_steps(text: str) -> str:
     """The most that a rank has allocated after the optimizer's step."""
-    found = re.findall(r"after_optimizer_step:\s+allocated: ([\d.]+) GB", text)
-    return max(found, key=float)
+    found = re.finditer(r"after_optimizer_step:\s+allocated: ([\d.]+) GB", text)
+    return max((match.group(1) for match in found), key=float)
 
 
 def scaling(files: Sequence[Path]) -> list[Row]:
