@@ -13,7 +13,9 @@ from typing import NamedTuple
 from instruments.intervals import Interval, intersect, length, union
 from instruments.memory import bytes_per_parameter, resnet50_activation_bytes
 from instruments.tensors import MODELS
-from instruments.trace_tables import BUFFERS, Row, read
+from instruments.trace_tables import read
+from instruments.trace_tables.events import BUFFERS
+from instruments.trace_tables.rows import Row
 from miniddp.bucket import MIB
 
 FOLDER = Path(__file__).parents[2] / "vis"
