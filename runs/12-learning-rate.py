@@ -28,7 +28,7 @@ provenance(device="cpu", world_size=[1, 2], backend="gloo")
 #
 # Every training reads the same 1,024 sequences once, in the same order, and warms up for an eighth
 # of its steps. One process with the global batch stands in for the ranks: the optimizer sees no
-# difference. Two trainings go on at once, in two processes that send each other nothing.
+# difference. Four trainings go on at once, in processes that send each other nothing.
 
 # %% name="task"
 SEQUENCES = 1024
@@ -36,6 +36,7 @@ TOKENS = LENGTH - 1  # of a sequence, that are predicted
 BATCHES = [4, 16, 64]  # sequences
 WARM = 1 / 8  # of the steps
 HELD_OUT = 128  # sequences
+AT_A_TIME = 4
 Texts = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -74,13 +75,13 @@ def train(chosen: Pass, texts: Texts) -> tuple[list[float], float, nn.Module]:
 
 
 def train_some(rank: int, passes: list[Pass]) -> list[tuple[list[float], float]]:
-    """Every second one of them."""
+    """Every fourth one of them."""
     torch.set_num_threads(1)
     texts = load_text()
-    return [train(chosen, texts)[:2] for chosen in passes[rank::2]]
+    return [train(chosen, texts)[:2] for chosen in passes[rank::AT_A_TIME]]
 
 
-# %% name="sweep"
+# %% name="sweep" ranks="1"
 RATES = {
     "AdamW": {
         4: [0.0005, 0.001, 0.002, 0.004],
@@ -98,8 +99,8 @@ passes = [
 AT_ONCE = Pass("AdamW", 64, 0.008, warm=0)
 passes.append(AT_ONCE)
 results: dict[Pass, tuple[list[float], float]] = {}
-for rank, found in enumerate(run_ranks(train_some, 2, passes, backend=None, timeout=7200)):
-    results.update(zip(passes[rank::2], found, strict=True))
+for rank, found in enumerate(run_ranks(train_some, AT_A_TIME, passes, backend=None, timeout=7200)):
+    results.update(zip(passes[rank::AT_A_TIME], found, strict=True))
 
 
 def loss_of(optimizer: str, batch: int, rate: float) -> float:
@@ -115,7 +116,7 @@ def by_rule(rule: Any, optimizer: str, batch: int) -> float:
     return rule(best_rate(optimizer, BATCHES[0]), BATCHES[0], batch)
 
 
-# %% name="same-rate"
+# %% name="same-rate" ranks="1"
 tuned = best_rate("AdamW", BATCHES[0])
 table(
     [
@@ -131,7 +132,7 @@ table(
     "rrrr",
 )
 
-# %% name="rates"
+# %% name="rates" ranks="1"
 RULES = {"√k": (square_root_scaling, "o"), "k": (linear_scaling, "s")}
 fig, all_axes = plt.subplots(2, 1, figsize=(6.4, 7), sharey=False)
 for axes, (optimizer, rates_of) in zip(all_axes, reversed(RATES.items()), strict=True):
@@ -153,7 +154,7 @@ for axes, (optimizer, rates_of) in zip(all_axes, reversed(RATES.items()), strict
 all_axes[-1].set_xlabel("learning rate (○ by the rule √k, □ by the rule k)")
 figure(fig)
 
-# %% name="rates-values"
+# %% name="rates-values" ranks="1"
 for optimizer, rates_of in RATES.items():
     rates = rates_of[BATCHES[0]]
     assert best_rate(optimizer, BATCHES[0]) not in (rates[0], rates[-1]), "the base is tuned"
@@ -202,7 +203,7 @@ record(
 # %% [markdown]
 # ## Warm-up
 
-# %% name="start"
+# %% name="start" ranks="1"
 at_once = results[AT_ONCE][0]
 warmed = results[Pass(AT_ONCE.optimizer, AT_ONCE.batch, AT_ONCE.rate)][0]
 fig, axes = plt.subplots()
@@ -226,7 +227,7 @@ record(
 # Nothing is read twice, so the loss of the next batches is that of text that the model has not
 # seen. The loss is reached when the mean over 64 sequences is down at it. The best rate counts.
 
-# %% name="steps"
+# %% name="steps" ranks="1"
 TARGET = 5.8
 
 
@@ -286,9 +287,9 @@ record(
 #
 # The hook of the chapter's program in plain torch, on two ranks, before training and after a pass.
 
-# %% name="noise"
+# %% name="noise" ranks="2"
 PER_RANK = 8  # sequences
-DRAWS = 40
+DRAWS = 24
 
 
 def measure_noise(rank: int, weights: dict[str, torch.Tensor] | None) -> float:
