@@ -138,12 +138,12 @@ KNOWN = [
         ),
     ),
     Known(
-        "a wrapper inside copies the buffers whenever it is called, twice in one forward, as "
-        "torch's",
+        "a wrapper inside copies the buffers whenever it is called, as torch's: again in the "
+        "same step where its layer is used twice or checkpointed",
         ("wrong",),
         lambda spec, verdict: (
             spec.get("wrap") == "inside"
-            and spec["blocks"][0].get("twice", False)
+            and not spec["blocks"][0].keys().isdisjoint({"twice", "checkpoint"})
             and " step: blocks.0." in verdict.why
         ),
     ),
