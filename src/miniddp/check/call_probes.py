@@ -112,7 +112,7 @@ class CallProbes:
             if isinstance(value, Tensor) and value.get_device() >= 0
         }
         elsewhere = gpus - {torch.cuda.current_device()} if gpus else gpus
-        if elsewhere:
+        if elsewhere and call.argument(1, "map_location") is None:
             line = user_line()
             self.recorder.note("load", line=line, elsewhere=min(elsewhere))
 

@@ -139,7 +139,7 @@ def first_difference(
     `of_all`: of those that every rank has; else a lack is a difference.
     """
     for name in events[0][what]:
-        digests = [event[what].get(name) for event in events]
+        digests = [event[what].get(name, [None])[0] for event in events]
         if of_all and None in digests:
             continue
         if any(digest != digests[0] for digest in digests):

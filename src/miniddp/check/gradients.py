@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from miniddp.check.finding import Finding, Run, Step, equal, first_difference
+from miniddp.check.finding import (
+    Event,
+    Finding,
+    Run,
+    Step,
+    equal,
+    first_difference,
+)
 
 TOLERANCE = 1e-3
 """Of a sum over ranks, to the sum of the numbers' sizes."""
@@ -59,10 +66,18 @@ def why(run: Run, step: Step) -> str:
     if not any(event["averages"] for event in run.all_of_kind("wrap")):
         return "no sync_gradients"
     if not all(events[-1]["will_send"] for events in forwards):
-        return "step inside no_sync"
+        is_around = all(map(is_backward_alone, step.before))
+        return "around the wrapper" if is_around else "step inside no_sync"
     if any(len(es) > 1 and not es[-1]["sends"] for es in backwards):
         return "a backward alone"
     return "gradients differ"
+
+
+def is_backward_alone(events: list[Event]) -> bool:
+    """Whether the last backward pass had no forward pass of a wrapper."""
+    kinds = [event["kind"] for event in events]
+    passes = [kind for kind in kinds if kind in ("forward", "backward")]
+    return passes[-2:] == ["backward", "backward"]
 
 
 def clipped_too_early(run: Run, step: Step) -> Iterator[Finding]:
@@ -93,24 +108,30 @@ def averaged_twice(run: Run, step: Step) -> Iterator[Finding]:
 
 def summed(run: Run, step: Step) -> Iterator[Finding]:
     """What is used is the sum of what the backwards of means have left."""
-    backwards = step.of_kind("backward")
+    backwards = [passes[-1] for passes in step.of_kind("backward") if passes]
+    are_means = [event["is_mean"] for event in backwards]
+    if are_means.count(True) < len(step.peers):
+        return
     used = (step.of_kind("clip")[0] or step.peers)[-1]["gradients"]
-    if all(passes and passes[-1]["is_mean"] for passes in backwards):
-        left = [passes[-1].get("gradients", {}) for passes in backwards]
-        if all(left) and is_sum(used, left):
-            name = next(iter(used))
-            yield run.found("summed, not averaged", step.peers[0], name=name)
+    if is_sum(used, backwards):
+        name = next(iter(used))
+        yield run.found("summed, not averaged", step.peers[0], name=name)
 
 
-def is_sum(used: Digests, left: list[Digests]) -> bool:
-    """By the sums of elements, of which one at least must not vanish."""
+def is_sum(used: Digests, backwards: list[Event]) -> bool:
+    """Whether what these have left was added up, and unscaled, then used.
+
+    By the sums of elements, of which one at least must not vanish.
+    """
     is_clear = False
     for name, (_, value) in used.items():
-        terms = [gradients.get(name, (0, None))[1] for gradients in left]
+        left = [e.get("gradients", {}).get(name, [0, None]) for e in backwards]
+        terms = [term for _, term in left]
         if value is None or None in terms:
             return False
-        total = sum(terms)
-        tolerance = TOLERANCE * sum(map(abs, terms))
+        unscaled = [term / backwards[0]["scale"] for term in terms]
+        total = sum(unscaled)
+        tolerance = TOLERANCE * sum(map(abs, unscaled))
         if abs(value - total) > tolerance:
             return False
         is_clear = is_clear or abs(total) > 10 * tolerance
@@ -141,7 +162,7 @@ def micro_batches(run: Run) -> Iterator[Finding]:
             continue
         last = passes[-1]
         used = (step.of_kind("clip")[0] or [event])[-1]["gradients"]
-        if all(e["is_mean"] for e in passes) and last.get("gradients") == used:
+        if all(e["is_mean"] for e in passes) and is_sum(used, [last]):
             yield run.found("loss not divided", last, count=count)
         if all(e["sends"] for e in passes):
             kind = "averaged in every micro-batch"

@@ -117,14 +117,17 @@ def never_steps(run: Run) -> Iterator[Finding]:
 
 
 def left_out(run: Run) -> Iterator[Finding]:
-    """A wrapped parameter has a gradient, and no optimizer changes it."""
-    steps = [e for e in run.of_kind(0, "step") if "left_out" in e]
-    for step in steps[-1:]:
-        names = ", ".join(step["left_out"][:3])
-        count = len(step["left_out"])
-        if names:
-            kind = "left out of the optimizer"
-            yield run.found(kind, step, count=count, names=names)
+    """Wrapped parameters that have a gradient, and that no step changes."""
+    looks = [e for e in run.of_kind(0, "step") if "left_out" in e]
+    if len(looks) < 2:
+        return
+    before = looks[0]["left_out"]
+    after = looks[-1]["left_out"]
+    names = [name for name in after if before.get(name) == after[name]]
+    if names:
+        kind = "left out of the optimizer"
+        shown = ", ".join(names[:3])
+        yield run.found(kind, looks[-1], count=len(names), names=shown)
 
 
 def buffers(run: Run) -> Iterator[Finding]:

@@ -54,7 +54,7 @@ class Session:
         if self.pid == os.getpid():
             return
         self.pid = os.getpid()
-        timeout = call.keywords.get("timeout")
+        timeout = call.argument(2, "timeout")
         seconds = timeout.total_seconds() if timeout else None
         self.begin(seconds or DEFAULT_TIMEOUT_SECONDS)
 
@@ -88,7 +88,8 @@ class Session:
     def start_process(self, call: Call) -> Notes:
         """A process that the script starts may become a rank."""
         target = call.keywords.get("target")
-        if target is not None and not target.__module__.startswith(WORKERS):
+        module = getattr(target, "__module__", None) or ""
+        if target is not None and not module.startswith(WORKERS):
             call.keywords["target"] = Watched(target, self.options)
         yield
 

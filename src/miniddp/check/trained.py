@@ -59,19 +59,19 @@ class Trained:
                 self.pointers[gradient.data_ptr()] = name
         return self.pointers.get(pointer)
 
-    def left_out(self, wrappers: Iterable[nn.Module]) -> list[str]:
+    def left_out(self, wrappers: Iterable[nn.Module]) -> dict[str, Tensor]:
         """Parameters that have a gradient, and no optimizer."""
         held = {
             id(parameter)
             for optimizer in list(self.numbers)
             for parameter in parameters_of(optimizer)
         }
-        return [
-            name
+        return {
+            name: parameter
             for wrapper in wrappers
             for name, parameter in wrapper.named_parameters()
             if parameter.grad is not None and id(parameter) not in held
-        ]
+        }
 
     def name_of(self, parameter: Tensor) -> str:
         if id(parameter) not in self.names:

@@ -21,7 +21,7 @@ from miniddp.check.trained import Optimizer, Trained, gradients_of
 from miniddp.ddp import DistributedDataParallel
 from miniddp.naive import SimpleDDP
 
-STEPS_BETWEEN = 10
+STEPS_BETWEEN = 5
 """From one look for parameters without an optimizer to the next."""
 FIRST_STEPS = 2
 """In so many steps the optimizers' states are compared too."""
@@ -64,8 +64,8 @@ class TrainingProbes:
         self.step: Event = {}
         """What is known of a step that has not yet ended."""
         self.is_scaled = False
-        self.scaled: tuple[Tensor, Tensor] | None = None
-        """The last loss, and what GradScaler has made of it."""
+        self.scaled: tuple[Tensor, Tensor, float] | None = None
+        """The last loss, what GradScaler has made of it, and its factor."""
 
     def wrap(self, call: Call) -> Notes:
         wrapper = call.args[0]
@@ -162,6 +162,7 @@ class TrainingProbes:
             sends=sends,
             loss={},
             is_mean=False,
+            scale=1.0,
             busy=busy,
         )
         if isinstance(tensors, Tensor) and tensors.numel() == 1:
@@ -171,7 +172,7 @@ class TrainingProbes:
     def note_loss(self, event: Event, loss: Tensor) -> None:
         event["loss"] = Sample({"value": loss})
         if self.scaled is not None and self.scaled[1] is loss:
-            loss = self.scaled[0]
+            loss, _, event["scale"] = self.scaled
         event["is_mean"] = is_mean(loss.grad_fn)
 
     def clip(self, call: Call) -> Notes:
@@ -196,8 +197,9 @@ class TrainingProbes:
         yield
         scaler, outputs = call.args[:2]
         if scaler.is_enabled() and isinstance(outputs, Tensor):
-            self.is_scaled = scaler.get_scale() != 1
-            self.scaled = (outputs, call.result)
+            scale = scaler.get_scale()
+            self.is_scaled = scale != 1
+            self.scaled = (outputs, call.result, scale)
 
     def unscale(self, call: Call) -> Notes:
         self.is_scaled = False
@@ -221,6 +223,8 @@ class TrainingProbes:
         yield
 
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if optimizer in self.stepping:  # its last step has raised
             self.stepping.clear()
         self.stepping.append(optimizer)
@@ -252,8 +256,8 @@ class TrainingProbes:
                 and id(parameter) not in self.ranks
             ],
         }
-        if self.recorder.step % STEPS_BETWEEN < FIRST_STEPS:
-            facts["left_out"] = self.trained.left_out(self.wrappers)
+        if self.recorder.step % STEPS_BETWEEN == 0:
+            facts["left_out"] = Sample(self.trained.left_out(self.wrappers))
         is_first = self.recorder.step < FIRST_STEPS
         facts["state"] = sample_of_state(optimizer, named) if is_first else {}
         searching = filter(find_unused, self.wrappers)

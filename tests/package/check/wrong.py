@@ -84,6 +84,21 @@ for x in mine():
     optimizer.step()
 """,
     ),
+    "the last micro-batch is called past the wrapper": Wrong(
+        "around the wrapper",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    is_last = number % 2 == 1
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        model = ddp.module if is_last else ddp
+        (model(x).square().mean() / 2).backward()
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
     "one of two models is called past its wrapper": Wrong(
         "around the wrapper",
         """
@@ -252,10 +267,11 @@ for x in mine():
 ddp = DDP(make_model())
 optimizer = torch.optim.Adam(ddp.parameters(), lr=0.1)
 for parameter in ddp.parameters():
-    parameter.grad = torch.full_like(parameter, 1.0 + rank)
-before = torch.optim.Adam(ddp.parameters(), lr=0.0)
-before.step()
-optimizer.load_state_dict(before.state_dict())
+    optimizer.state[parameter] = {
+        "step": torch.tensor(1.0),
+        "exp_avg": torch.full_like(parameter, rank),
+        "exp_avg_sq": torch.ones_like(parameter),
+    }
 for x in mine():
     step(ddp, optimizer, x)
 """,
@@ -630,6 +646,24 @@ for number, x in enumerate(mine(8)):
         ddp(x).square().mean().backward()
     if is_last:
         optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+    "the loss is not divided, and scaled": Wrong(
+        "loss not divided",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for number, x in enumerate(mine(8)):
+    is_last = number % 2 == 1
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        scaler.scale(ddp(x).square().mean()).backward()
+    if is_last:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(ddp.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
 """,
     ),
