@@ -9,7 +9,6 @@ Needs only Python's standard library.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -185,10 +184,10 @@ def recording_problems(root: Path) -> Iterator[str]:
         yield from (f"recordings/{path.name}: {problem}" for problem in problems(root, path, known))
 
 
-def claim_problems(root: Path) -> Iterator[str]:
+def claim_problems(root: Path, found: States) -> Iterator[str]:
     """Cells that claim other ranks than their run has started."""
     for run, claims in ranks.of_runs(root).items():
-        with contextlib.suppress(BadRecording):  # of which recording_problems tells
+        if found[run]["cpu"][0] == "fresh":
             recording = read_recording(recording_path(root, run, "cpu"))
             sizes = recording["metadata"]["miniddp"]["world_size"]
             yield from (f"runs/{run}.py: {problem}" for problem in ranks.problems(claims, sizes))
@@ -408,7 +407,7 @@ def main(given: list[str], root: Path = ROOT) -> int:
         errors = [
             *freshness_problems(root, found),
             *recording_problems(root),
-            *claim_problems(root),
+            *claim_problems(root, found),
             *page_problems(root),
             *chapter_problems(root),
             *quoted.broken(root),

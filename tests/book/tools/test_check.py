@@ -289,3 +289,10 @@ def test_an_unknown_option_is_one_line_and_only_the_standard_library_is_needed()
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert result.stderr == "check.py: unrecognized arguments: --nonsense (see --help)\n"
+
+
+def test_a_fresh_recording_whose_run_starts_no_ranks_claims_none(project, capsys):
+    write_recording(project, "cpu", world_size=[2])
+    code, lines = run(project, capsys)
+    assert code == 1
+    assert "error: runs/05-ring.py: provenance() says 2 ranks, and no cell has run them" in lines
