@@ -8,7 +8,7 @@ from miniddp import run_ranks
 
 def run_on_ranks(program: Path, ranks: int = 2) -> None:
     """Each starts and ends its process group by itself, and must end without an error."""
-    run_ranks(run, ranks, program, backend=None, timeout=120)
+    run_ranks(run, ranks, program, backend=None, timeout=300)
 
 
 def run(rank: int, program: Path) -> None:
