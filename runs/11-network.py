@@ -188,8 +188,8 @@ record(
 #
 # The largest SmolLM2, of 1.7 billion parameters, with 4,096 tokens on each H100, which reaches 40 %
 # of its peak. The nodes are DGX H100, with eight cards of 400 Gb/s, or have a single card of
-# 100 Gb/s. What a rank holds when backward begins, beside an H100's 80 GB, and the same for Llama-3
-# 8B:
+# 100 Gb/s. What a rank needs, all gradients and activations counted, of an H100's 80 GB, and the
+# same for Llama-3 8B:
 
 # %% name="job-memory" badge="computed"
 COLUMNS = {"SmolLM2-1.7B": tensors.SMOLLM2_1_7B, "Llama-3 8B": tensors.LLAMA_3_8B}

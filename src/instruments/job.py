@@ -108,7 +108,10 @@ def bucket_sizes(cap: int = 25 * MIB) -> list[int]:
 
 
 def memory(config: Llama, elements: int) -> dict[str, int]:
-    """Bytes on a rank of DDP when backward begins, in float32 under autocast."""
+    """Bytes that a rank of DDP needs, in float32 under autocast.
+
+    All gradients and all activations are counted: the first come as the second go.
+    """
     each = bytes_per_parameter("adam")
     return {
         "parameters": each.parameters * elements,
