@@ -44,22 +44,25 @@ def test_all_ranks_take_the_same_number_of_full_batches(world_size: int, batch_s
 @pytest.mark.parametrize(("world_size", "batch_size"), CASES)
 def test_no_sample_comes_twice(world_size: int, batch_size: int) -> None:
     read = samples(plan(world_size, batch_size))
-    assert len(read) == len(set(read))
+    again = len(read) - len(set(read))
+    assert again == 0, f"of {len(read)} samples in an epoch {again} had come before"
     assert set(read) <= set(range(len(LENGTHS)))
 
 
 def test_what_is_left_out_changes_with_the_epoch() -> None:
     left_out = [set(range(len(LENGTHS))) - set(samples(plan(4, 16, epoch))) for epoch in range(20)]
     assert {len(indices) for indices in left_out} == {len(LENGTHS) % 64}
-    assert set.intersection(*left_out) == set()
+    never = set.intersection(*left_out)
+    assert not never, f"{len(never)} samples are left out of each of 20 epochs"
     ordinary = sorted(LENGTHS)[len(LENGTHS) * 9 // 10]
-    assert min(LENGTHS[i] for i in chain(*left_out)) < ordinary, "only the longest are left out"
+    shortest = min(LENGTHS[i] for i in chain(*left_out))
+    assert shortest < ordinary, "only the longest samples are left out"
 
 
 def test_the_plan_depends_on_seed_and_epoch_alone() -> None:
-    assert plan(2, 8) == plan(2, 8)
-    assert plan(2, 8, epoch=0) != plan(2, 8, epoch=1)
-    assert plan(2, 8, seed=0) != plan(2, 8, seed=50)
+    assert plan(2, 8) == plan(2, 8), "two calls with equal arguments have two plans"
+    assert plan(2, 8, epoch=0) != plan(2, 8, epoch=1), "two epochs have one plan"
+    assert plan(2, 8, seed=0) != plan(2, 8, seed=50), "two seeds have one plan"
 
 
 @pytest.mark.parametrize(("world_size", "batch_size"), CASES)
@@ -68,7 +71,8 @@ def test_there_is_little_padding(world_size: int, batch_size: int) -> None:
     random.Random(0).shuffle(order)
     at_random = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     in_all = sum(padding(batches) for batches in plan(world_size, batch_size))
-    assert in_all < 0.2 * padding(at_random)
+    unsorted = padding(at_random)
+    assert in_all < 0.2 * unsorted, f"{in_all} tokens of padding, and {unsorted} in random order"
 
 
 @pytest.mark.parametrize(("world_size", "batch_size"), CASES[1:])

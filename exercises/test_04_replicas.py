@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import load
-from torch import nn
+from torch import Tensor, nn
 
 from miniddp import run_ranks
 
@@ -14,13 +14,23 @@ WORLD_SIZE = 3
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+def change(elements: Tensor, exchange: bool) -> None:
+    if exchange:
+        elements.copy_(elements.flip(0))
+    else:
+        elements[-1] += 1e-6
+
+
 def verdict(rank: int, changed: dict[int, list[str]]) -> str:
-    """What `verify` says on this rank; `changed` names the parameters that a rank changes."""
+    """What `verify` says on this rank; `changed` names the parameters that a rank changes.
+
+    Their last element grows a little; where it is the last rank, two elements change places.
+    """
     torch.manual_seed(42)
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     with torch.no_grad():
         for name in changed.get(rank, []):
-            module.get_parameter(name).flatten()[-1:].add_(1e-6)
+            change(module.get_parameter(name).view(-1), exchange=rank == WORLD_SIZE - 1)
     before = [parameter.detach().clone() for parameter in module.parameters()]
     message = ""
     try:

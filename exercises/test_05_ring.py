@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from harness import load
+from harness import check_close, load
 from torch import Tensor
 
 from miniddp import run_ranks
@@ -87,9 +87,7 @@ def test_every_rank_holds_the_sum(size: int, length: int) -> None:
     expected = sum(own(rank, total) for rank in range(size))
     results = run_ranks(reduced, size, total, timeout=20)
     for rank, (tensor, messages) in enumerate(results):
-        torch.testing.assert_close(
-            tensor, expected, msg=lambda text, rank=rank: f"rank {rank} of {size}: {text}"
-        )
+        check_close(tensor, expected, f"the tensor on rank {rank} of {size}")
         assert torch.equal(tensor, results[0][0]), f"rank {rank} differs from rank 0 by rounding"
         chunks = [8 * length] * (2 * (size - 1))
         assert messages == chunks, f"rank {rank} sent other messages than one chunk in each step"

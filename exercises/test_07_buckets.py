@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from harness import load
+from harness import check_close, load
 from torch import Tensor, nn
 
 from miniddp import run_ranks
@@ -45,13 +45,21 @@ def gradients(net: Net) -> list[Tensor]:
     return [layer.weight.grad.clone() for layer in net.layers]
 
 
-def expected(world_size: int, orders: list[list[int]], number: int) -> list[Tensor]:
-    everyone = []
-    for rank in range(world_size):
-        net = make_net()
-        net(inputs_of(rank, number), orders[rank]).backward()
-        everyone.append(gradients(net))
-    return [torch.stack(same).mean(0) for same in zip(*everyone, strict=True)]
+def alone(rank: int, order: list[int], number: int) -> list[Tensor]:
+    net = make_net()
+    net(inputs_of(rank, number), order).backward()
+    return gradients(net)
+
+
+def check(found: list[list[Tensor]], orders: list[list[int]], number: int) -> None:
+    """Whether each rank found the mean over the ranks."""
+    everyone = [alone(rank, order, number) for rank, order in enumerate(orders)]
+    wanted = [torch.stack(same).mean(0) for same in zip(*everyone, strict=True)]
+    for rank, gradients_found in enumerate(found):
+        for layer, gradient in enumerate(gradients_found):
+            mistakes = {"this rank's own gradient, not the mean": everyone[rank][layer]}
+            where = f"layer {layer} on rank {rank} after pass {number + 1}"
+            check_close(gradient, wanted[layer], where, mistakes)
 
 
 def train(
@@ -105,25 +113,17 @@ def test_every_pass_leaves_the_mean(world_size: int) -> None:
     orders = [FORWARD] * world_size
     results = run_ranks(train, world_size, orders, 2 * LAYER, 2, timeout=30)
     for number in range(2):
-        wanted = expected(world_size, orders, number)
-        for rank, (found, _) in enumerate(results):
-            for name, (a, b) in enumerate(zip(found[number], wanted, strict=True)):
-                torch.testing.assert_close(
-                    a, b, msg=lambda text, n=name, r=rank: f"layer {n} on rank {r}: {text}"
-                )
+        check([found[number] for found, _ in results], orders, number)
 
 
 def test_a_full_bucket_is_sent_during_backward() -> None:
     for _, sent in run_ranks(train, 2, [FORWARD, FORWARD], 2 * LAYER, 2, timeout=30):
-        assert sent == [[2, 4, 5], [2, 4, 5]]
+        assert sent == [[2, 4, 5], [2, 4, 5]], "gradients that were there at each all-reduce"
 
 
 def test_ranks_that_compute_in_another_order_send_in_the_same() -> None:
     orders = [FORWARD, [2, 4, 0, 3, 1]]
-    wanted = expected(2, orders, 0)
     results = run_ranks(train, 2, orders, 2 * LAYER, 1, timeout=30)
-    for found, _ in results:
-        for a, b in zip(found[0], wanted, strict=True):
-            torch.testing.assert_close(a, b)
+    check([found[0] for found, _ in results], orders, 0)
     assert results[0][1] == [[2, 4, 5]]
     assert results[1][1] == [[4, 5, 5]]

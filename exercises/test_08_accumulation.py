@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import load
+from harness import check_close, load
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +30,14 @@ def batches_of(rank: int, sizes: list[int]) -> list[Tensor]:
 
 def mean_loss(net: nn.Module, words: Tensor) -> Tensor:
     return nn.functional.cross_entropy(net(words), (words * 5 + 2) % WORDS)
+
+
+def gradients_of(batches: list[Tensor]) -> dict[str, Tensor]:
+    """Of the mean over `batches` of their mean losses, in one process."""
+    net = make_net()
+    for batch in batches:
+        (mean_loss(net, batch) / len(batches)).backward()
+    return {name: parameter.grad for name, parameter in net.named_parameters()}
 
 
 def train(rank: int, sizes: list[list[int]]) -> tuple[list[Tensor], int]:
@@ -62,16 +70,16 @@ def train_with_an_error(rank: int) -> bool:
 @pytest.mark.parametrize("world_size", SIZES)
 def test_every_token_counts_the_same(world_size: int) -> None:
     sizes = SIZES[world_size]
-    net = make_net()
-    joined = [torch.cat(batches_of(rank, sizes[rank])) for rank in range(world_size)]
-    mean_loss(net, torch.cat(joined)).backward()
-    for rank, (found, _) in enumerate(run_ranks(train, world_size, sizes, timeout=30)):
-        for (name, parameter), gradient in zip(net.named_parameters(), found, strict=True):
-            torch.testing.assert_close(
-                gradient,
-                parameter.grad,
-                msg=lambda text, where=f"{name} on rank {rank}": f"{where}: {text}",
-            )
+    batches = [batch for rank in range(world_size) for batch in batches_of(rank, sizes[rank])]
+    wanted = gradients_of([torch.cat(batches)])
+    alike = gradients_of(batches)
+    results = run_ranks(train, world_size, sizes, timeout=30)
+    for rank, (found, _) in enumerate(results):
+        for name, gradient, of_rank_0 in zip(wanted, found, results[0][0], strict=True):
+            where = f"{name} on rank {rank}"
+            assert torch.equal(gradient, of_rank_0), f"{where} is not that of rank 0"
+            mistakes = {"what comes if each micro-batch counts the same": alike[name]}
+            check_close(gradient, wanted[name], where, mistakes)
 
 
 def test_gradients_are_sent_once() -> None:
@@ -80,4 +88,5 @@ def test_gradients_are_sent_once() -> None:
 
 
 def test_an_error_leaves_the_synchronisation_on() -> None:
-    assert run_ranks(train_with_an_error, 2, timeout=30) == [True, True]
+    for synchronises in run_ranks(train_with_an_error, 2, timeout=30):
+        assert synchronises, "after an error in a micro-batch `ddp` no longer synchronises"

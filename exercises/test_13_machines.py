@@ -11,11 +11,18 @@ from harness import load
 from miniddp import run_ranks
 
 exercise = load("13_machines")
+PLANS = ["all_reduce", "all_reduce", "broadcast", "all_reduce"]
 
 
-def connect() -> dist.Store:
+class SlowStore(dist.TCPStore):
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        time.sleep(0.3)
+        super().wait(keys, timeout)
+
+
+def connect(kind: type[dist.TCPStore] = dist.TCPStore) -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=20))
+    return kind(address, port, is_master=False, timeout=timedelta(seconds=20))
 
 
 def answer(store: dist.Store, rank: int, plan: str, seconds: float, name: str = "roll") -> str:
@@ -35,11 +42,12 @@ def come_late(rank: int) -> str:
 
 
 def stay_away(rank: int, absent: list[int]) -> str:
+    """Those that came have two plans where rank 2 is among them."""
     store = connect()
     if rank in absent:
         store.wait(["all done"])
         return "absent"
-    text = answer(store, rank, "all_reduce", 2)
+    text = answer(store, rank, PLANS[rank], 2)
     if store.add("came", 1) == int(os.environ["WORLD_SIZE"]) - len(absent):
         store.set("all done", "")
     return text
@@ -55,7 +63,9 @@ def come_around_the_deadline(rank: int, delays: list[float]) -> str:
 
 
 def follow(rank: int, plans: list[str]) -> str:
-    return answer(connect(), rank, plans[rank], 20)
+    """Rank 0 is slow, so that another one decides."""
+    store = connect(SlowStore if rank == 0 else dist.TCPStore)
+    return answer(store, rank, plans[rank], 20)
 
 
 def twice(rank: int, second: list[str]) -> list[str]:
@@ -74,22 +84,52 @@ def test_every_rank_that_came_names_those_that_are_missing(
     world_size: int, absent: list[int]
 ) -> None:
     names = ", ".join(map(str, absent))
-    wanted = ["absent" if r in absent else f"missing: ranks {names}" for r in range(world_size)]
-    assert run_ranks(stay_away, world_size, absent, backend=None, timeout=40) == wanted
+    for rank, text in enumerate(run_ranks(stay_away, world_size, absent, backend=None, timeout=40)):
+        wanted = "absent" if rank in absent else f"missing: ranks {names}"
+        assert text == wanted, f"rank {rank}"
+
+
+class WatchedStore(dist.HashStore):
+    """Remembers for how many seconds it was asked to wait in vain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_vain = 0.0
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        try:
+            super().wait(keys, timeout)
+        except dist.DistStoreError:
+            self.in_vain += timeout.total_seconds()
+            raise
+
+
+def test_the_missing_ranks_share_one_deadline() -> None:
+    store = WatchedStore()
+    with pytest.raises(exercise.RollCallError, match="missing: ranks 1, 2, 3"):
+        exercise.call_the_roll(store, "roll", 0, 4, "all_reduce", timedelta(seconds=0.5))
+    seconds = store.in_vain
+    assert seconds < 1, f"three ranks are missing; the waits of 0.5 s add up to {seconds:g} s"
 
 
 @pytest.mark.parametrize("delays", [[0, 0.6, 0.3], [0.5, 0.1, 0], [0.9, 0, 0.4]])
 def test_all_hear_the_same_however_late_they_come(delays: list[float]) -> None:
     verdicts = run_ranks(come_around_the_deadline, 3, delays, backend=None, timeout=40)
-    assert len(set(verdicts)) == 1, verdicts
+    assert len(set(verdicts)) == 1, f"the ranks heard {verdicts}"
 
 
-@pytest.mark.parametrize("odd", [1, 2])
-def test_every_rank_names_the_first_other_plan(odd: int) -> None:
-    plans = ["all_reduce"] * 3
-    plans[odd] = "broadcast"
-    wanted = [f"rank {odd}: broadcast, rank 0: all_reduce"] * 3
-    assert run_ranks(follow, 3, plans, backend=None, timeout=40) == wanted
+@pytest.mark.parametrize(
+    ("plans", "odd"),
+    [
+        (["all_reduce", "broadcast", "all_reduce"], 1),
+        (["all_reduce", "all_reduce", "broadcast"], 2),
+        (["all_reduce", "broadcast", "barrier"], 1),
+    ],
+)
+def test_every_rank_names_the_first_other_plan(plans: list[str], odd: int) -> None:
+    wanted = f"rank {odd}: broadcast, rank 0: all_reduce"
+    for rank, text in enumerate(run_ranks(follow, 3, plans, backend=None, timeout=40)):
+        assert text == wanted, f"rank {rank}"
 
 
 def test_a_roll_call_can_be_repeated() -> None:

@@ -55,7 +55,7 @@ def around_the_wrapper(rank: int) -> list[str]:
 def gradient_on_one_rank(rank: int) -> list[str]:
     model = net()
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     if rank == 1:
         model[0].bias.grad = None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

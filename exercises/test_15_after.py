@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import load
+from harness import check_close, load
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,24 +47,26 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def train(rank: int, ranks: list[int]) -> tuple[list[Tensor], int, float]:
-    """The weights, the elements of the optimizer's state, the bytes of one step."""
+def train(rank: int, ranks: list[int]) -> tuple[list[Tensor], int, float, list[Tensor]]:
+    """The weights, the elements of the optimizer's state, the bytes of one step, its gradients."""
     group = dist.new_group(ranks)
     net = make_net()
     if rank not in ranks:
-        return list(net.parameters()), 0, 0.0
+        return list(net.parameters()), 0, 0.0, []
     parameters = list(net.parameters())
     shard = exercise.shard_of(parameters, group)
     optimizer = torch.optim.AdamW([shard], lr=0.05)
+    seen: list[Tensor] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(shard.grad.clone()))
     for number in range(STEPS):
         loss_of(net, [rank], number).backward()
         with Sent() as sent:
             exercise.sharded_step(parameters, shard, optimizer, group)
         left = [tensor for tensor in [*parameters, shard] if tensor.grad is not None]
-        assert not left, f"{len(left)} tensors have a gradient after the step"
+        assert not left, f"{len(left)} tensors still have a gradient after the step"
     state = optimizer.state[shard]
     elements = sum(value.numel() for name, value in state.items() if name != "step")
-    return [parameter.detach() for parameter in parameters], elements, sent.total
+    return [parameter.detach() for parameter in parameters], elements, sent.total, seen
 
 
 def expected(ranks: list[int]) -> list[Tensor]:
@@ -77,11 +79,16 @@ def expected(ranks: list[int]) -> list[Tensor]:
     return [parameter.detach() for parameter in net.parameters()]
 
 
+def mean_gradient(ranks: list[int]) -> Tensor:
+    """Of the first step, flat."""
+    net = make_net()
+    loss_of(net, ranks, 0).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
+
+
 def check(found: list[Tensor], wanted: list[Tensor], rank: int) -> None:
     for i, (own, right) in enumerate(zip(found, wanted, strict=True)):
-        torch.testing.assert_close(
-            own, right, msg=lambda text, i=i: f"parameter {i} of rank {rank}: {text}"
-        )
+        check_close(own, right, f"parameter {i} of rank {rank}")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -90,7 +97,9 @@ def test_it_trains_what_one_process_trains(world_size: int) -> None:
     results = run_ranks(train, world_size, ranks, timeout=30)
     count = sum(parameter.numel() for parameter in make_net().parameters())
     shard = math.ceil(count / world_size)
-    for rank, (weights, elements, _) in enumerate(results):
+    optimized = torch.cat([gradients[0] for _, _, _, gradients in results])[:count]
+    check_close(optimized, mean_gradient(ranks), "the gradient that the optimizers got")
+    for rank, (weights, elements, *_) in enumerate(results):
         check(weights, expected(ranks), rank)
         assert elements == 2 * shard, f"Adam's state on rank {rank} has {elements} elements"
         for own, other in zip(weights, results[0][0], strict=True):

@@ -7,6 +7,7 @@ solved. Exit code 0: every step holds; 1: one does not; 2: there is no such exer
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -64,25 +65,48 @@ class Steps:
 
 
 def short(value: object) -> str:
-    text = " ".join(repr(value).split())
+    text = getattr(value, "__name__", "") or " ".join(repr(value).split())
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def what_came(error: BaseException, exercise: str) -> str:
     """The error in a few lines, and where in the exercise: of several ranks, of the first one."""
-    ranks = getattr(error, "tracebacks", None) or getattr(error, "stacks", None)
-    text = "".join(traceback.format_exception(error))
-    where = ""
-    if ranks:
-        rank, text = next(iter(ranks.items()))
-        where = f"on rank {rank}, "
-    places = re.findall(rf'/({exercise}\.py)", line (\d+), in (\w+)', text)
-    name, line, function = places[-1] if places else ("", "", "")
-    place = f"\n{where}in {function}, {name} line {line}" if places else ""
-    said = text.strip().splitlines()[-1] if ranks else f"{type(error).__name__}: {error}"
+    if stacks := getattr(error, "stacks", None):
+        lines = [str(error).splitlines()[0]]
+        for rank, stack in stacks.items():
+            where = place(stack, exercise) or place(stack, f"test_{exercise}")
+            lines.append(f"rank {rank} waits {where}")
+        return "\n".join(lines[:LINES])
+    if tracebacks := getattr(error, "tracebacks", None):
+        rank, text = next(iter(tracebacks.items()))
+        return f"{cut(message(text))}\non rank {rank}, {place(text, exercise)}".removesuffix(", ")
+    where = place("".join(traceback.format_exception(error)), exercise)
+    return f"{cut(f'{type(error).__name__}: {error}')}\n{where}".removesuffix("\n")
+
+
+def message(text: str) -> str:
+    """What a rank raised, or what it said before it was killed, without the stack."""
+    dump = text.find("Fatal Python error")
+    if dump >= 0:
+        return text[:dump]
+    lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    return "\n".join(itertools.dropwhile(lambda line: line.startswith("  "), lines))
+
+
+def cut(said: str) -> str:
     said = said.removeprefix("AssertionError: ").removeprefix("assert ")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return "\n".join(lines[:LINES]).removesuffix(":") + place
+    lines = [line.strip() for line in said.splitlines()]
+    told = [line for line in lines if line not in ("", "assert")]
+    return "\n".join(told[:LINES]).removesuffix(":")
+
+
+def place(stack: str, module: str) -> str:
+    """The innermost line of a module on a stack, where it has one there."""
+    frames = re.findall(rf'/{module}\.py", line (\d+),? in (\w+)', stack)
+    if not frames:
+        return ""
+    line, function = frames[-1 if "Traceback" in stack else 0]
+    return f"in {function}, {module}.py line {line}"
 
 
 def walk(number: str, hint: bool) -> int:

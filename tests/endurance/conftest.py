@@ -11,6 +11,7 @@ LONGEST = (
     "test_ddp",
     "test_soak",
     "test_stages",
+    "test_wrong_solutions",
     "test_interactive",
     "test_train",
     "test_data_parallel",
