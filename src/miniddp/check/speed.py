@@ -26,9 +26,8 @@ def late_rank(run: Run) -> Iterator[Finding]:
     busy = [statistics.median(column) for column in zip(*rows, strict=True)]
     rank = busy.index(max(busy))
     others = max(time for other, time in enumerate(busy) if other != rank)
-    times_slowest = sum(max(row) == row[rank] for row in rows)
-    limit = max(TIMES_SLOWER * others, others + SECONDS_SLOWER)
-    if times_slowest > SHARE_OF_STEPS * len(rows) and busy[rank] > limit:
+    times_late = sum(is_late(row, rank) for row in rows)
+    if times_late > SHARE_OF_STEPS * len(rows):
         yield run.found(
             "a rank is late",
             passes[-1][rank],
@@ -37,6 +36,11 @@ def late_rank(run: Run) -> Iterator[Finding]:
             slow=round(busy[rank] * 1e3),
             fast=round(others * 1e3),
         )
+
+
+def is_late(row: list[float], rank: int) -> bool:
+    others = max(time for other, time in enumerate(row) if other != rank)
+    return row[rank] > max(TIMES_SLOWER * others, others + SECONDS_SLOWER)
 
 
 def needless_search(run: Run) -> Iterator[Finding]:

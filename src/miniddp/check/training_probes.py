@@ -173,6 +173,7 @@ class TrainingProbes:
         event["loss"] = Sample({"value": loss})
         if self.scaled is not None and self.scaled[1] is loss:
             loss, _, event["scale"] = self.scaled
+        self.scaled = None
         event["is_mean"] = is_mean(loss.grad_fn)
 
     def clip(self, call: Call) -> Notes:
@@ -196,7 +197,8 @@ class TrainingProbes:
     def scale(self, call: Call) -> Notes:
         yield
         scaler, outputs = call.args[:2]
-        if scaler.is_enabled() and isinstance(outputs, Tensor):
+        is_scaled = scaler.is_enabled() and isinstance(outputs, Tensor)
+        if is_scaled and self.recorder.is_watching:
             scale = scaler.get_scale()
             self.is_scaled = scale != 1
             self.scaled = (outputs, call.result, scale)
