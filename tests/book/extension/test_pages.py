@@ -94,7 +94,9 @@ def test_a_badge_says_what_ran_for_its_cell(render, cell, said):
     assert classes == ("computed" if said.startswith("Computed") else "cpu")
 
 
-def test_a_value_says_what_ran_for_its_cell(render):
+def test_a_value_says_what_ran_for_its_cell(render, book):
+    status = '{"01-demo": {"cells": {"values": "computed"}}}'
+    (book / "recordings/status.json").write_text(status, encoding="utf-8")
     page = '[]{.val run="01-demo" key="bandwidth" kind="cpu"}'
     assert 'data-tip="01-demo: Computed, not measured · ' in render(PAGE, page).stdout
 
