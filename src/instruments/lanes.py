@@ -69,11 +69,6 @@ def usual_step(trace: Trace) -> Event:
     return steps[len(steps) // 2]
 
 
-def step_named(trace: Trace, name: str) -> Event:
-    """The step that another rank's trace calls so."""
-    return next(step for step in recorded_steps(trace) if step.name == name)
-
-
 NARROWEST_LABELLED = 0.1
 """Of the longest step: no label fits into less."""
 

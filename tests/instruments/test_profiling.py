@@ -20,7 +20,7 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from instruments import flops, lanes, profiled_training, profiler_cost, unsynchronised
-from instruments.breakdown import break_down
+from instruments.breakdown import break_down, recorded_steps
 from instruments.families import FAMILIES, family, uses_tensor_cores
 from instruments.intervals import intersect, length, subtract, union
 from instruments.profiling import REGIONS, Profiler, Schedule, region
@@ -299,7 +299,7 @@ def test_the_time_of_a_gpu_is_broken_down(tmp_path):
 
 def test_the_bars_of_a_step_on_a_gpu(tmp_path):
     trace = read_trace(write(tmp_path / "t.json.gz", gpu_events()))
-    second = lanes.step_named(trace, "ProfilerStep#9")
+    _, second = recorded_steps(trace)
     assert second.start == pytest.approx(100e-6)
     bars = lanes.bars_of(trace, second, ("forward", "opt_step"), gap=1e-9)
     assert [(bar.lane, bar.label) for bar in bars] == [
@@ -319,7 +319,7 @@ def test_the_bars_of_a_step_on_a_gpu(tmp_path):
 def test_a_step_is_drawn_in_its_ranks_colour(tmp_path):
     trace = read_trace(write(tmp_path / "t.json.gz", gpu_events()))
     fig, axes = plt.subplots()
-    step = lanes.step_named(trace, "ProfilerStep#8")
+    step, _ = recorded_steps(trace)
     lanes.draw(axes, {"DDP": trace}, {"DDP": step}, {"backward": True, "opt_step": False}, ["red"])
     assert [tick.get_text() for tick in axes.get_yticklabels()] == [
         "DDP: regions",
