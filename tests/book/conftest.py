@@ -83,6 +83,7 @@ def servers(sites: Sites) -> Iterator[dict[str, str]]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     with browser.new_context(viewport=DESKTOP, reduced_motion="reduce") as context:
         context.set_default_timeout(5000)
+        context.set_default_navigation_timeout(60_000)  # on a busy machine
         yield context
 
 

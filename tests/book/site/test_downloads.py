@@ -97,7 +97,7 @@ def test_every_page_links_what_is_there(sites: Sites, name: str, tmp_path: Path)
     site = tmp_path / "site"
     shutil.copytree(sites[name], site)
     for _ in range(2):  # a second time adds nothing
-        downloads.main(SAMPLE, site)
+        downloads.main(sites.folder / f"{name}-source", site)
     pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
     assert len(pages) >= 5
     for page in pages:
