@@ -58,8 +58,11 @@ local function ran(one, cell_name) return (status_of(one).cells or {})[cell_name
 
 local function ranks_of(one, claim)
   if claim == "0" then return "no ranks" end
-  local sizes = pandoc.List {}
-  for size in claim:gmatch "%d+" do sizes:insert(math.tointeger(size)) end
+  local sizes, started = pandoc.List {}, pandoc.List(one.meta.world_size)
+  for size in claim:gmatch "%d+" do
+    local number = math.tointeger(size)
+    if number == 1 or started:includes(number) then sizes:insert(number) end -- GPUs may be fewer
+  end
   local backend = M.backend(one.meta)
   return M.ranks(one.meta, #sizes > 0 and sizes or nil) .. (backend and " over " .. backend or "")
 end

@@ -94,6 +94,13 @@ def test_a_badge_says_what_ran_for_its_cell(render, cell, said):
     assert classes == ("computed" if said.startswith("Computed") else "cpu")
 
 
+def test_a_machine_with_fewer_gpus_has_not_run_the_ranks_that_a_cell_names(render, book):
+    status = '{"02-cpu": {"cells": {"hello": "2 4"}}}'  # which ran on one rank
+    (book / "recordings/status.json").write_text(status, encoding="utf-8")
+    [(_, _, badge)] = BADGE.findall(render(PAGE, RUN).stdout)
+    assert " · 1 rank" in badge
+
+
 def test_a_value_says_what_ran_for_its_cell(render, book):
     status = '{"01-demo": {"cells": {"values": "computed"}}}'
     (book / "recordings/status.json").write_text(status, encoding="utf-8")
