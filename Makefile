@@ -26,7 +26,7 @@ help: ## this list
 site: ## make the book's site in _site: with Quarto, else with Pandoc (WITH=quarto, WITH=plain)
 	@$(PYTHON) tools/build_site.py $(if $(WITH),--$(WITH))
 
-downloads: ready-site ## add EPUB, text, exercises to the plain build in _site (and PDF, with typst installed)
+downloads: ready-site ## add EPUB, text, exercises to _site, linked from every page (PDF, with typst installed)
 	@$(BIN)/python tools/downloads.py
 
 serve: ## serve _site on this machine (PORT=8000)

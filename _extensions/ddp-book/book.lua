@@ -60,6 +60,7 @@ local function replace_by(renderers)
 end
 
 function Pandoc(doc)
+  if quarto and not FORMAT:match "^html" then errors.stop(FORMAT .. ": `make downloads` makes the EPUB and the PDF") end
   errors.check_fences(doc.blocks)
   local words = reading_time.words(doc.blocks)
   local blocks = glossary.name_terms(resolve_addresses(doc.blocks))

@@ -29,11 +29,11 @@ format: {html: {code-annotations: false}}
 
 @pytest.fixture
 def render_all(book):
-    def run():
+    def run(*options):
         chapters = sorted(str(path.relative_to(book)) for path in book.glob("chapters/05-*.qmd"))
         configuration = CONFIGURATION.replace("{chapters}", ", ".join(chapters))
         (book / "_quarto.yml").write_text(configuration, encoding="utf-8")
-        command = [QUARTO, "render", "--no-clean"]
+        command = [QUARTO, "render", "--no-clean", *options]
         return subprocess.run(command, cwd=book, capture_output=True, encoding="utf-8", timeout=170)
 
     return run
@@ -90,3 +90,9 @@ def test_failure_names_the_page_and_the_line(book, render_all):
     assert done.returncode != 0
     wanted = f'chapters/05-run.qmd:{line}: .run name="01-demo" cell="nothing": no such cell'
     assert any(text.startswith(wanted) for text in done.stderr.splitlines())
+
+
+def test_another_format_says_what_makes_it(book, render_all):
+    done = render_all("--to", "epub")
+    assert done.returncode != 0
+    assert "epub: `make downloads` makes the EPUB and the PDF" in done.stderr
