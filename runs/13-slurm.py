@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from book import provenance, record, table
-from instruments.batch_job import BatchJob, batch_script, changed
+from instruments.batch_job import WITH_SPARE, BatchJob, batch_script, changed
 from instruments.cluster import Cluster, slurm, wait_for
 
 provenance(device="cpu", world_size=2, backend="gloo")
@@ -116,12 +116,7 @@ def trains(cluster: Cluster, number: int, node: str) -> bool:
 
 
 def spare_takes_over(cluster: Cluster, job: BatchJob) -> str:
-    launch = 'srun torchrun --nnodes="$SLURM_JOB_NUM_NODES"'
-    with_spare = {
-        "--nodes=2": "--nodes=3\n#SBATCH --no-kill",
-        launch: "srun --no-kill torchrun --nnodes=2",
-    }
-    number = job.submit(changes=with_spare)
+    number = job.submit(changes=WITH_SPARE)
     job.until_saved()
     lost, spare = sorted(["node1", "node2"], key=lambda node: not trains(cluster, number, node))
     cluster.kill_node(lost)
@@ -130,11 +125,13 @@ def spare_takes_over(cluster: Cluster, job: BatchJob) -> str:
     seconds = time.monotonic() - killed
     job.until_saved()
     assert cluster.job(number)["Restarts"] == "0"
-    return f"the spare takes its place after {seconds:.0f} s"
+    (job.folder / "leave").touch()  # as the script does at the signal
+    wait_for(lambda: cluster.job(number)["Restarts"] == "1", "not queued again", 120)
+    return f"the spare takes its place after {seconds:.0f} s; told to leave, it is queued again"
 
 
 def array_of_jobs(cluster: Cluster, job: BatchJob) -> str:
-    requeue = '[ -e "$folder/done" ] || scontrol requeue "$SLURM_JOB_ID"\n'
+    requeue = 'scontrol requeue "$SLURM_JOB_ID"\n'
     number = job.submit("--array=1-2%1", changes={requeue: ""})
     job.until_saved()
     (job.folder / "leave").touch()  # as the script does at the signal

@@ -45,8 +45,8 @@ def claim(folder: Path) -> str | None:
     """Lock the folder, until this process ends. Returns what is wrong."""
     lock = os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no child has it
+    except (BlockingIOError, PermissionError):
         return f"another job trains in {folder}"
     return None
 
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
         if step % LOOK_EVERY == 0:
             told = bool(signals) or (folder / "leave").exists()
             leaving = largest(told, device) > 0
-        if leaving or step % SAVE_EVERY == 0:
+        if leaving or step % SAVE_EVERY == 0 or step == STEPS:
             state = {"model": model.state_dict(), "step": step}
             state["optimizer"] = optimizer.state_dict()
             save(folder / "checkpoint.pt", state, device)

@@ -14,6 +14,10 @@ SIZES = {
     "--cpus-per-task=96": "--cpus-per-task=4",
     "--time=24:00:00": "--time=00:30:00",
 }
+WITH_SPARE = {
+    "--nodes=2": "--nodes=3\n#SBATCH --no-kill",
+    'srun torchrun --nnodes="$SLURM_JOB_NUM_NODES"': "srun --no-kill torchrun --nnodes=2",
+}
 SECONDS = 240.0  # at most, for what takes a few where nothing else runs
 TOLD = re.compile(r"slurmstepd|srun|step \d|another|not all|cannot|torch\S+Error")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from instruments import cluster
-from instruments.batch_job import BatchJob, batch_script, changed
+from instruments.batch_job import WITH_SPARE, BatchJob, batch_script, changed
 from instruments.cluster import Cluster, NoClusterError, missing, slurm, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +93,16 @@ def test_a_job_that_is_signalled_goes_on_with_the_bits_of_an_undisturbed_one(
     job.until(job.submit(), "COMPLETED")
     assert torch.equal(job.weights(), resumed)
     wait_for(lambda: cluster.is_idle(two_nodes, "node1"), "node1 is not free", 20)
+
+
+@needs_slurm
+@pytest.mark.timeout(600)
+def test_a_spare_that_fails_at_the_end_stops_neither_the_queue_nor_the_end() -> None:
+    with slurm(3) as three_nodes:
+        job = job_on(three_nodes, steps=800)
+        number = job.submit(changes=WITH_SPARE)
+        job.until_saved()
+        three_nodes.ask("scancel", "--batch", "--signal=USR1", str(number))
+        finished = job.until(number, "COMPLETED", "FAILED")
+        assert (finished["JobState"], finished["Restarts"]) == ("COMPLETED", "1"), job.said()
+        assert job.step() == 800

@@ -1,11 +1,15 @@
 """A near-miss of the script to copy does not survive: test_faults tries the script itself."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import preemptible
 from instruments import copied_script, warm_start
 from instruments.launched_jobs import ENVIRONMENT, Process
 from instruments.trials import attempt
@@ -31,7 +35,7 @@ NEAR_MISSES = {
         "nobody is refused|steps were done twice",
     ),
     "SIGTERM to torchrun, at any moment": (
-        "if leaving or step % SAVE_EVERY == 0:",
+        "if leaving or step % SAVE_EVERY == 0 or step == STEPS:",
         "if step % SAVE_EVERY == 0 and not leaving:",
         "not all steps were saved",
     ),
@@ -65,3 +69,36 @@ def test_a_near_miss_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
     trial = undisturbed.trial(kind, "5", tmp_path / "trial", cold=False)
     outcome = attempt(trial, copied_script.KINDS[kind].trial)
     assert re.search(problem, outcome.problem)
+
+
+def test_the_last_step_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copied_script, "SIZES", {"= 400, 100, 10": "= 30, 20, 10"})
+    job = copied_script.ScriptJob(tmp_path, "short")
+    process = job.run()
+    assert process.code == 0, process.text
+    assert job.state()["step"] == 30
+
+
+LEAVES_A_CHILD = """
+import os, sys, time
+from pathlib import Path
+import preemptible
+assert preemptible.claim(Path(sys.argv[1])) is None
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(600)
+print(child, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_worker_that_outlives_its_rank_does_not_hold_the_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVES_A_CHILD, str(tmp_path)]
+    folder = Path(preemptible.__file__).parent
+    ended = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=300)
+    child = int(ended.stdout)
+    try:
+        assert preemptible.claim(tmp_path) is None
+    finally:
+        os.kill(child, signal.SIGKILL)
