@@ -1,0 +1,246 @@
+"""Loops in the styles of other people: the same gradients with both classes, to the bit."""
+
+import copy
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import miniddp
+from miniddp.process import device
+
+from .ranks import run
+
+Wrap = Callable[..., Any]
+Program = Callable[[Wrap, int], Iterator[nn.Module]]
+
+
+def inputs(rank: int, step: int, *shape: int) -> Tensor:
+    generator = torch.Generator(device()).manual_seed(100 * rank + step)
+    return torch.randn(*(shape or (5, 4)), generator=generator)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+def train(ddp: nn.Module, rank: int, steps: int = 3) -> Iterator[nn.Module]:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        ddp(inputs(rank, step)).square().mean().backward()
+        yield ddp
+        optimizer.step()
+
+
+def copied_after_steps(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    yield from train(ddp, rank)
+    yield from train(copy.deepcopy(ddp), rank)
+
+
+def pickled_after_steps(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    yield from train(ddp, rank)
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    yield from train(torch.load(file, weights_only=False), rank)
+
+
+class Redirected(nn.Module):
+    """Lightning's way: the wrapper calls `training_step` where it thinks it calls `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, x: Tensor) -> Tensor:
+        return self(x).square().mean()
+
+
+def redirected_forward(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    module = Redirected()
+    ddp = wrap(module)
+    original = module.forward
+
+    def redirect(x: Tensor) -> Tensor:
+        module.forward = original
+        return module.training_step(x)
+
+    for step in range(3):
+        module.forward = redirect
+        ddp(inputs(rank, step)).backward()
+        yield ddp
+
+
+def evaluation_in_inference_mode(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    for step in range(3):
+        ddp.eval()
+        with torch.inference_mode():
+            ddp(inputs(rank, 10 + step))
+        ddp.train()
+        ddp(inputs(rank, step)).square().mean().backward()
+        yield ddp
+
+
+def evaluation_between_forward_and_backward(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    for step in range(3):
+        output = ddp(inputs(rank, step))
+        ddp.eval()
+        target = ddp(inputs(rank, 10 + step)).detach()
+        ddp.train()
+        (output - target).square().mean().backward()
+        yield ddp
+
+
+def two_optimizers(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    first = torch.optim.SGD(ddp.module[0].parameters(), lr=0.1)
+    last = torch.optim.Adam(ddp.module[2].parameters(), lr=0.01)
+    for step in range(4):
+        ddp.zero_grad()
+        ddp(inputs(rank, step)).square().mean().backward()
+        yield ddp
+        (last if step % 2 else first).step()
+
+
+def optimizers_in_hooks(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    """Each rank steps by its own gradient, before anything is sent: as torch."""
+    module = nn.Linear(4, 2)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in module.parameters()}
+    for p in module.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    ddp = wrap(module)
+    for step in range(3):
+        ddp(inputs(rank, step)).square().mean().backward()
+        yield ddp
+
+
+def two_networks(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    generator = wrap(nn.Linear(3, 4))
+    critic = wrap(nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1)))
+    for step in range(3):
+        real = inputs(rank, step).requires_grad_()
+        fake = generator(inputs(rank, step, 5, 3))
+        critic.zero_grad()
+        scores = critic(real)
+        (slope,) = torch.autograd.grad(scores.sum(), real, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        (critic(fake.detach()).mean() - scores.mean() + penalty).backward()
+        yield critic
+        generator.zero_grad()
+        (-critic(fake).mean()).backward()
+        yield generator
+
+
+class Unlearned(torch.autograd.Function):
+    """Has no gradient for its second input."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, factor: Tensor) -> Tensor:
+        context.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (factor,) = context.saved_tensors
+        return gradient * factor, None
+
+
+class Mixed(nn.Module):
+    """Four dtypes, a scalar, nothing at all, one matrix in three places, a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = nn.LSTM(4, 4)
+        self.coarse = nn.Linear(4, 4).bfloat16()
+        self.fine = nn.Linear(4, 4).double()
+        self.complex = nn.Parameter(torch.randn(4, 4, dtype=torch.cfloat))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.nothing = nn.Parameter(torch.empty(0, 4))
+        self.factor = nn.Parameter(torch.ones(4))
+        self.tied = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(3)])
+        for layer in self.tied:
+            layer.weight = self.tied[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.state(x)
+        x = self.fine(self.coarse(x.bfloat16()).double()).float()
+        x = (x.to(torch.cfloat) @ self.complex).abs() * self.scale + self.nothing.sum()
+        for layer in self.tied:
+            x = layer(x).tanh()
+        return Unlearned.apply(x, self.factor)
+
+
+def many_kinds_of_parameters(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    yield from train(wrap(Mixed(), find_unused_parameters=True), rank)
+
+
+def backward_in_a_thread(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    thread = threading.Thread(target=ddp(inputs(rank, 0)).sum().backward)
+    thread.start()
+    thread.join()
+    yield ddp
+
+
+def wrapped_again(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    yield from train(ddp, rank)
+    yield from train(wrap(ddp.module), rank)
+
+
+PROGRAMS: list[Program] = [
+    copied_after_steps,
+    pickled_after_steps,
+    redirected_forward,
+    evaluation_in_inference_mode,
+    evaluation_between_forward_and_backward,
+    two_optimizers,
+    optimizers_in_hooks,
+    two_networks,
+    many_kinds_of_parameters,
+    backward_in_a_thread,
+    wrapped_again,
+]
+
+
+def both(rank: int, program: Program) -> int:
+    warnings.simplefilter("ignore")
+    found = []
+    for wrap in (TorchDDP, miniddp.DistributedDataParallel):
+        torch.manual_seed(0)
+        found.append([held(module) for module in program(wrap, rank)])
+    theirs, ours = found
+    assert len(ours) == len(theirs) > 0
+    for number, (wanted, came) in enumerate(zip(theirs, ours, strict=True)):
+        assert came.keys() == wanted.keys()
+        for name in wanted:
+            assert torch.equal(came[name], wanted[name]), f"{name}, after pass {number}"
+    return len(ours)
+
+
+def held(module: nn.Module) -> dict[str, Tensor]:
+    """Gradients, weights and buffers, copied."""
+    gradients = {
+        f"{name}.grad": p.grad for name, p in module.named_parameters() if p.grad is not None
+    }
+    assert gradients
+    return {name: t.detach().clone() for name, t in {**gradients, **module.state_dict()}.items()}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_both_classes_leave_the_same_bits(program: Program) -> None:
+    run(both, 2, program, timeout=60)
