@@ -21,17 +21,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import npm
 from .serving import BROWSERS, Handler, serving
 
-VERSION = "lighthouse@12.8.2"  # the last for Node 18
-FOLDER = Path(__file__).resolve().parents[3] / ".venv/lighthouse"
+VERSION = "12.8.2"  # the last for Node 18
 UNTIMED = ("accessibility", "best-practices", "seo")
 CATEGORIES = ("performance", *UNTIMED)
 COMPRESSED = {".html", ".css", ".js", ".json", ".svg"}
-
-
-class UnavailableError(Exception):
-    """Why Lighthouse cannot run here."""
 
 
 class Host(Handler):
@@ -51,21 +47,8 @@ class Host(Handler):
         self.wfile.write(body)
 
 
-def install() -> None:
-    """Lighthouse from npm, into .venv."""
-    if (FOLDER / "node_modules/lighthouse").is_dir():
-        return
-    npm = shutil.which("npm")
-    if npm is None:
-        raise UnavailableError("npm is not on PATH")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--prefix", str(FOLDER), "--ignore-scripts", "--no-audit", VERSION]
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=180)
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(f"npm did not install {VERSION} within 180 s") from None
-    if done.returncode != 0:
-        raise UnavailableError(f"npm could not install {VERSION}: {done.stderr.strip()[-200:]}")
+def install() -> Path:
+    return npm.install("lighthouse", VERSION)
 
 
 def look(
@@ -75,11 +58,11 @@ def look(
     node = shutil.which("node")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if node is None or browser is None:
-        raise UnavailableError(f"{'a browser' if node else 'node'} is not on PATH")
-    install()
+        raise npm.UnavailableError(f"{'a browser' if node else 'node'} is not on PATH")
+    folder = install()
     with serving(site, Host) as address:
         script = Path(__file__).with_suffix(".mjs")
-        command = [node, str(script), str(FOLDER), browser, screen, ",".join(categories)]
+        command = [node, str(script), str(folder), browser, screen, ",".join(categories)]
         command += [f"{address}/{page}" for page in pages]
         running = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
         with running as process:
@@ -88,7 +71,7 @@ def look(
                 found = json.loads(line)
                 yield {"page": found["address"].removeprefix(f"{address}/"), **found}
         if process.returncode != 0:
-            raise UnavailableError(f"lighthouse.mjs ended with {process.returncode}")
+            raise npm.UnavailableError(f"lighthouse.mjs ended with {process.returncode}")
 
 
 def main(given: list[str]) -> int:
@@ -121,5 +104,5 @@ def main(given: list[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except UnavailableError as reason:
+    except npm.UnavailableError as reason:
         sys.exit(f"lighthouse: {reason}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from . import lighthouse
+from . import lighthouse, npm
 from .sites import TYPICAL, Sites
 
 POOR = """<!doctype html><html><head></head><body><img src="missing.png">
@@ -17,7 +17,7 @@ POOR = """<!doctype html><html><head></head><body><img src="missing.png">
 def _installed() -> None:
     try:
         lighthouse.install()
-    except lighthouse.UnavailableError as reason:
+    except npm.UnavailableError as reason:
         pytest.skip(f"no Lighthouse: {reason}")
 
 
