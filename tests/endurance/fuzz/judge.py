@@ -148,6 +148,26 @@ KNOWN = [
         ),
     ),
     Known(
+        "the backward after a skipped batch sends even inside no_sync, so a hook that clamps sees "
+        "a mean in the next one, as in torch",
+        ("wrong",),
+        lambda spec, verdict: (
+            any(step.get("before") == "skipped batch" for step in spec["steps"])
+            and spec.get("hook", {}).get("kind") == "clamp"
+            and " mean: " in verdict.why
+        ),
+    ),
+    Known(
+        "a hook that steps leaves nothing for a GradScaler, but a wrapper gives the mean of "
+        "nothing back, zeros, in which the scaler finds no inf",
+        ("wrong",),
+        lambda spec, verdict: (
+            bool(spec.get("scaler"))
+            and spec.get("hook", {}).get("kind") == "step"
+            and "No inf checks were recorded" in verdict.why
+        ),
+    ),
+    Known(
         "check_reduction, which torch ignores, refuses what is left out at once",
         ("refused",),
         lambda spec, verdict: (
