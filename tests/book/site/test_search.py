@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from .sites import BUILDS, DESKTOP
 
 RESULTS = "dialog.search li a"
+INPUT = "dialog.search input"
 
 
 @pytest.fixture(params=[name for name in BUILDS if name.startswith("sample")])
@@ -36,6 +37,7 @@ def searched(page: Page) -> bool:
 def test_code_is_found_as_it_stands(page: Page) -> None:
     assert not searched(page)
     page.get_by_role("button", name="Search").first.click()
+    expect(page.locator(INPUT)).to_be_focused()
     page.keyboard.type("return total  / sum(weights)")
     expect(page.locator("dialog.search mark").first).to_have_text("return total / sum(weights)")
     expect(page.locator(RESULTS).first).to_contain_text("Everything")
@@ -46,6 +48,7 @@ def test_code_is_found_as_it_stands(page: Page) -> None:
 
 def test_most_of_the_words_of_a_message_are_enough(page: Page) -> None:
     page.keyboard.press("/")
+    expect(page.locator(INPUT)).to_be_focused()
     page.keyboard.type("each value counts as often as rank 7 says")
     expect(page.locator(RESULTS).first).to_contain_text("Everything")
     page.locator("dialog.search input").fill("zygote quagmire says")
@@ -61,5 +64,6 @@ def test_a_link_to_a_search_works(page: Page) -> None:
 def test_it_opens_on_a_phone(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 800})
     page.locator(".search-button:visible, .quarto-search-button:visible").first.click()
+    expect(page.locator(INPUT)).to_be_focused()
     page.keyboard.type("weight")
     expect(page.locator(RESULTS).first).to_be_visible()
