@@ -435,7 +435,7 @@ def memory() -> str:
             for area in (list(enumerate(above)), list(enumerate(below))[::-1])
             for place, held in area
         ]
-        parts.append(f'<path class="{name}" d="M{" L".join(edge)} Z" />')
+        parts.append(f'<polygon class="{name}" points="{" ".join(edge)}" />')
         below = above
     states = bytes_per_parameter("momentum").total * MODELS["resnet-50"].elements / MIB
     images = 4 * 3 * 224 * 224 * IMAGES / MIB
@@ -449,8 +449,7 @@ def memory() -> str:
     for held in (0, 1000, 2000):
         y = bottom - per_mib * held
         parts.append(f'<path class="{stem}-rule" d="M{LEFT} {number(y)} h-5" />')
-        words = f"{held:,} MiB" if held else "0"
-        parts.append(text(LEFT - 9, y + 5, words, f"{stem}-muted", "end"))
+        parts.append(text(LEFT - 9, y + 5, f"{held:,}", f"{stem}-muted", "end"))
     parts += axis(stem, scale, bottom, (0, 50, 100, 150))
     parts += _memory_key(stem, bottom + 42)
     root = ROOT.format(stem=stem, height=bottom + 52)

@@ -15,7 +15,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 NARROW = 328  # CSS pixels left for a diagram on a page of 360
 SMALLEST_TEXT = 10  # CSS pixels
 FONTS = {"system-ui, sans-serif", "ui-monospace, monospace"}
-SHAPES = {"rect", "circle", "path", "text", "tspan", "use", "g"}
+SHAPES = {"rect", "circle", "path", "polygon", "text", "tspan", "use", "g"}
 TAGS = SHAPES | {"svg", "title", "desc", "style", "defs", "marker"}
 
 diagrams = pytest.mark.parametrize("path", DIAGRAMS, ids=lambda path: path.stem)
