@@ -25,9 +25,9 @@ def install(name: str, version: str) -> Path:
     wanted = f"{name}@{version}"
     command = [npm, "install", "--prefix", str(folder), "--ignore-scripts", "--no-audit", wanted]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=180)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"npm did not install {wanted} within 180 s") from None
+        raise UnavailableError(f"npm did not install {wanted} within 60 s") from None
     if done.returncode != 0:
         raise UnavailableError(f"npm could not install {wanted}: {done.stderr.strip()[-200:]}")
     return folder
