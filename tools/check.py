@@ -100,6 +100,7 @@ def freshness(
 
 
 States = dict[str, dict[str, tuple[str, list[str]]]]  # by run and kind: what `freshness` says
+Cells = dict[str, ranks.Claims]  # by run: what ran for each cell
 
 
 def states(root: Path) -> States:
@@ -130,9 +131,8 @@ def texts_differ(root: Path, run: str, kind: str) -> bool:
     ]
 
 
-def status_text(root: Path, found: States) -> str:
+def status_text(found: States, cells: Cells) -> str:
     """By run, what the book's badges say: how fresh it is, and what ran for each cell."""
-    cells = ranks.of_runs(root)
     said = {run: {kind: kinds[kind][0] for kind in KINDS} for run, kinds in found.items()}
     return json.dumps({run: said[run] | {"cells": cells[run]} for run in said}, indent=2) + "\n"
 
@@ -140,7 +140,7 @@ def status_text(root: Path, found: States) -> str:
 def write_status(root: Path) -> None:
     unfinished = root / f"{STATUS}.unfinished"
     unfinished.parent.mkdir(exist_ok=True)
-    unfinished.write_text(status_text(root, states(root)), encoding="utf-8")
+    unfinished.write_text(status_text(states(root), ranks.of_runs(root)), encoding="utf-8")
     unfinished.replace(root / STATUS)
 
 
@@ -153,7 +153,7 @@ def report(found: States) -> Iterator[str]:
         yield f"{run:<{width}}  {said}{changes}".rstrip()
 
 
-def freshness_problems(root: Path, found: States) -> Iterator[str]:
+def freshness_problems(root: Path, found: States, cells: Cells) -> Iterator[str]:
     """Stale or missing CPU recordings; else a status file that does not say how they are."""
     for run, kinds in found.items():
         state, changes = kinds["cpu"]
@@ -166,7 +166,7 @@ def freshness_problems(root: Path, found: States) -> Iterator[str]:
                 fix = f"make prose RUN={run}" + (" KIND=gpu" if kind == "gpu" else "")
                 yield f"recordings/{run}.{kind}.ipynb lacks the latest texts of its run ({fix})"
     file = root / STATUS
-    is_true = file.is_file() and file.read_text(encoding="utf-8") == status_text(root, found)
+    is_true = file.is_file() and file.read_text(encoding="utf-8") == status_text(found, cells)
     if not is_true and all(kinds["cpu"][0] == "fresh" for kinds in found.values()):
         yield f"{STATUS} is out of date (python tools/check.py --write-status)"
 
@@ -184,9 +184,9 @@ def recording_problems(root: Path) -> Iterator[str]:
         yield from (f"recordings/{path.name}: {problem}" for problem in problems(root, path, known))
 
 
-def claim_problems(root: Path, found: States) -> Iterator[str]:
+def claim_problems(root: Path, found: States, cells: Cells) -> Iterator[str]:
     """Cells that claim other ranks than their run has started."""
-    for run, claims in ranks.of_runs(root).items():
+    for run, claims in cells.items():
         if found[run]["cpu"][0] == "fresh":
             recording = read_recording(recording_path(root, run, "cpu"))
             sizes = recording["metadata"]["miniddp"]["world_size"]
@@ -403,11 +403,12 @@ def main(given: list[str], root: Path = ROOT) -> int:
         if options.write_status:
             write_status(root)
         found = states(root)
+        cells = ranks.of_runs(root)
         print("\n".join(report(found)))
         errors = [
-            *freshness_problems(root, found),
+            *freshness_problems(root, found, cells),
             *recording_problems(root),
-            *claim_problems(root, found),
+            *claim_problems(root, found, cells),
             *page_problems(root),
             *chapter_problems(root),
             *quoted.broken(root),

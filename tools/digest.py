@@ -63,7 +63,10 @@ def run_names(root: Path) -> list[str]:
 def cells(source: str, where: str) -> list[Cell]:
     """The cells of a percent-format file, as jupytext reads them."""
     found = []
-    kind, name, start, marker = "code", None, 1, ""
+    kind = "code"
+    name = None
+    start = 1
+    marker = ""
     lines = source.split("\n")
     for number, line in enumerate([*lines, "# %%"], start=1):
         if not re.match(r"# %%(\s|$)", line):
@@ -72,7 +75,8 @@ def cells(source: str, where: str) -> list[Cell]:
         found.append(replace(cell, marker=marker))
         kind = match[1] if (match := re.search(r"\[(markdown|raw)\]", line)) else "code"
         name = match[1] if (match := re.search(r'\bname="([^"]*)"', line)) else None
-        start, marker = number + 1, line
+        start = number + 1
+        marker = line
     if not found[0].source:
         found.pop(0)
     names = [cell.name for cell in found if cell.name]

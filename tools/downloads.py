@@ -37,8 +37,16 @@ NAMED = r'<(?:div class="(?:box-title|rank-name|ranks-title)"|summary)>'
 TITLE = re.compile(rf"{NAMED}(.*?)</(?:div|summary)>", re.DOTALL)
 PAPER = {"papersize": "a4", "fontsize": "10pt", "margin": {"x": "2.2cm", "y": "2.4cm"}}
 EXERCISES = (
-    *("exercises/**/*.*", "src/**/*.*", "stages/*.*", "tools/set_up.py", "tools/arguments.py"),
-    *("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"),
+    "exercises/**/*.*",
+    "src/**/*.*",
+    "stages/*.*",
+    "tools/set_up.py",
+    "tools/arguments.py",
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "LICENSE",
 )
 LINKED = {"book.epub": "EPUB", "book.pdf": "PDF", "book.txt": "text", "exercises.zip": "exercises"}
 LINKS = re.compile(r'<p class="downloads">.*?</p>')

@@ -62,14 +62,19 @@ def of_run(project: digest.Project, run: str) -> Claims:
                 shows |= is_given
         any_started |= shows
         if cell.kind == "code" and cell.name:
-            marked = re.search(r'\b(?:ranks="([\d ]+)"|badge="(computed)")', cell.marker)
-            claim = marked[1] or marked[2] if marked else ALL if shows else NONE
+            claim = _marked(cell) or (ALL if shows else NONE)
             claims[cell.name] = claim
             if starts and claim == COMPUTED:
                 raise digest.DigestError(f'{run}.py: "{cell.name}" is computed, and starts ranks')
             if not any_started and claim not in (NONE, COMPUTED):
                 raise digest.DigestError(f'{run}.py: "{cell.name}" claims ranks, and none started')
     return claims
+
+
+def _marked(cell: digest.Cell) -> str | None:
+    """What the marker of a cell claims."""
+    found = re.search(r'\b(?:ranks|badge)="([\d ]+|computed)"', cell.marker)
+    return found[1] if found else None
 
 
 def _starts(project: digest.Project, program: digest.Module, node: ast.AST) -> bool:

@@ -414,14 +414,22 @@ def memory() -> str:
     scale = Scale(0, len(rows))
     bottom = 226
     per_mib = 200 / 3000
+    states = bytes_per_parameter("momentum").total * MODELS["resnet-50"].elements / MIB
+    images = 4 * 3 * 224 * 224 * IMAGES / MIB
+    formula = states + images + resnet50_activation_bytes(IMAGES) / MIB
+    activations = [float(row["activations_mib"]) for row in rows]
+    kinds_held = [kind for kinds in MEMORY_AREAS.values() for kind in kinds]
+    peak = max(sum(float(row[kind]) for kind in kinds_held) for row in rows)
     light, dark = RANK_COLOURS[0]
     parts = [
         f'<title id="{stem}-title">What a training step holds on a GPU, over time</title>',
-        f'<desc id="{stem}-desc">Measured, to scale: 195 ms from left to right. Parameters '
-        "and momentum are a low band that never changes. Activations grow on it during "
-        "forward, to 2,619 MiB after 80 ms, and shrink to nothing during backward, while "
-        "the gradients grow to as much as the parameters. A dashed line, the sum by the "
-        "formulas, touches the top: 2,914 MiB beside a peak of 2,940.</desc>",
+        f'<desc id="{stem}-desc">Measured, to scale: {len(rows)} ms from left to right. '
+        "Parameters and momentum are a low band that never changes. Activations grow on it "
+        f"during forward, to {max(activations):,.0f} MiB after "
+        f"{activations.index(max(activations))} ms, and shrink to nothing during backward, "
+        "while the gradients grow to as much as the parameters. A dashed line, the sum by "
+        f"the formulas, touches the top: {formula:,.0f} MiB beside a peak of {peak:,.0f}."
+        "</desc>",
         MEMORY_STYLE.format(light=light, dark=dark),
     ]
     below = [0.0] * len(rows)
@@ -437,9 +445,6 @@ def memory() -> str:
         ]
         parts.append(f'<polygon class="{name}" points="{" ".join(edge)}" />')
         below = above
-    states = bytes_per_parameter("momentum").total * MODELS["resnet-50"].elements / MIB
-    images = 4 * 3 * 224 * 224 * IMAGES / MIB
-    formula = states + images + resnet50_activation_bytes(IMAGES) / MIB
     y = bottom - per_mib * formula
     parts += [
         f'<path class="{stem}-formula" d="M{LEFT} {number(y)} h{WIDTH}" />',

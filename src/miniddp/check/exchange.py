@@ -197,7 +197,9 @@ class Exchange(threading.Thread):
         if not self.store.check(keys):
             return False
         answers = zip(self.store.multi_get(keys), self.beats(), strict=True)
-        return all(int(a) >= number or beat["is_done"] for a, beat in answers)
+        return all(
+            int(answer) >= number or beat["is_done"] for answer, beat in answers
+        )
 
     def wait_for(
         self, condition: Callable[[], bool], seconds: float = LAST_WAIT_SECONDS

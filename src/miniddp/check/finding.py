@@ -42,7 +42,10 @@ class Step(NamedTuple):
     """What each of them has done since its last step."""
 
     def of_kind(self, kind: str) -> list[list[Event]]:
-        return [[e for e in es if e["kind"] == kind] for es in self.before]
+        return [
+            [event for event in events if event["kind"] == kind]
+            for events in self.before
+        ]
 
 
 class Run:
@@ -78,7 +81,9 @@ class Run:
         return [event for event in self.events[rank] if event["kind"] == kind]
 
     def all_of_kind(self, kind: str) -> list[Event]:
-        return [e for rank in self.ranks for e in self.of_kind(rank, kind)]
+        return [
+            event for rank in self.ranks for event in self.of_kind(rank, kind)
+        ]
 
     def side_by_side(self, kind: str) -> Iterator[Peers]:
         """The first of each rank, then the second, while all have one."""
@@ -127,7 +132,7 @@ def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:
             led = []
             continue
         if event["kind"] == "zero":
-            led = [e for e in led if e["kind"] != "backward"]
+            led = [earlier for earlier in led if earlier["kind"] != "backward"]
         led.append(event)
 
 

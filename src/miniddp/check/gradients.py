@@ -68,7 +68,7 @@ def why(run: Run, step: Step) -> str:
     if not all(events[-1]["will_send"] for events in forwards):
         is_around = all(map(is_backward_alone, step.before))
         return "around the wrapper" if is_around else "step inside no_sync"
-    if any(len(es) > 1 and not es[-1]["sends"] for es in backwards):
+    if any(len(passes) > 1 and not passes[-1]["sends"] for passes in backwards):
         return "a backward alone"
     return "gradients differ"
 
@@ -125,7 +125,10 @@ def is_sum(used: Digests, backwards: list[Event]) -> bool:
     """
     is_clear = False
     for name, (_, value) in used.items():
-        left = [e.get("gradients", {}).get(name, [0, None]) for e in backwards]
+        left = [
+            event.get("gradients", {}).get(name, [0, None])
+            for event in backwards
+        ]
         terms = [term for _, term in left]
         if value is None or None in terms:
             return False

@@ -9,6 +9,7 @@ import pytest
 from tests.book.tools.recorder import COMMIT, call, make_project
 
 import check
+import ranks
 import record
 
 ROOT = Path(record.__file__).parent.parent
@@ -119,13 +120,17 @@ def recording(project: Path, kind: str = "cpu") -> dict:
 # Texts and behaviour
 
 
+def stale(project: Path) -> list[str]:
+    return list(check.freshness_problems(project, check.states(project), ranks.of_runs(project)))
+
+
 @pytest.mark.parametrize("arguments", [[], ["--prose"], ["--prose", "01-quick"]])
 def test_texts_are_brought_up_to_date_without_executing(project, arguments):
     before = recording(project)
     text = QUICK.replace("# # Quick", "# # Quicker\n\n# %% [markdown]\n# More.")
     (project / "runs/01-quick.py").write_text(text.replace("print(", "# shown\nprint("))
     assert check.freshness(project, "01-quick", "cpu") == ("fresh", [])
-    assert list(check.freshness_problems(project, check.states(project))) == [
+    assert stale(project) == [
         "recordings/01-quick.cpu.ipynb lacks the latest texts of its run (make prose RUN=01-quick)"
     ]
     code, out, _ = call(project, *arguments)
@@ -134,7 +139,7 @@ def test_texts_are_brought_up_to_date_without_executing(project, arguments):
         ["recordings/01-quick.cpu.ipynb: texts brought up to date", "wrote runs/01-quick.qmd"],
     )
     assert 'title: "Run 01-quick: Quicker"' in (project / "runs/01-quick.qmd").read_text()
-    assert list(check.freshness_problems(project, check.states(project))) == []
+    assert stale(project) == []
     after = recording(project)
     assert [cell["id"] for cell in after["cells"]] == ["cell-01", "cell-02", "cell-03"]
     assert after["cells"][0]["source"] == ["# Quicker"]
