@@ -8,6 +8,7 @@ LONGEST = (
     "test_faults",
     "test_cluster",
     "test_preemptible",
+    "test_stage_9",
     "test_ddp",
     "test_soak",
     "test_stages",
@@ -15,6 +16,8 @@ LONGEST = (
     "test_interactive",
     "test_train",
     "test_data_parallel",
+    "test_lighthouse",  # may wait for npm
+    "test_firefox",
 )
 
 
