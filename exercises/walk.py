@@ -116,6 +116,7 @@ def walk(number: str, hint: bool) -> int:
         (HERE / f"{NAMES[number]}.py").read_text(encoding="utf-8").split('"""')[1].split("\n")[0]
     )
     arguments = [str(test), "-x", "-p", "no:terminal", "-p", "no:cacheprovider"]
+    os.environ.pop("PYTEST_ADDOPTS", None)  # the reader's own, which is for other tests
     code = pytest.main([*arguments, "-o", "addopts="], plugins=[steps])
     done = steps.names.index(steps.failed[0]) if steps.failed and steps.failed[0] else 0
     if code == 0:

@@ -77,7 +77,8 @@ function M.line(one, cell_name)
   end
   table.insert(parts, meta.date)
   table.insert(parts, "commit " .. M.commit(meta))
-  for _, said in ipairs(meta.accepted or {}) do table.insert(parts, UNCHANGED .. said.reason) end
+  local reasons = pandoc.List(meta.accepted or {}):map(function(said) return said.reason end)
+  if #reasons > 0 then table.insert(parts, UNCHANGED .. table.concat(reasons, "; ")) end
   if M.is_stale(one) then table.insert(parts, STALE) end
   return table.concat(parts, " · ")
 end
