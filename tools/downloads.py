@@ -165,17 +165,10 @@ def typeset(book: dict[str, Any], text: str, site: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="paper-") as name:
         folder = Path(name)
         build.write(folder / "book.html", text)
-        build.write(
-            folder / "book.json", json.dumps({"title": book["title"], "lang": "en", **PAPER})
-        )
-        shared = [
-            pypandoc.get_pandoc_path(),
-            "book.html",
-            "--from=html",
-            "--toc",
-            "--toc-depth=2",
-            "--metadata-file=book.json",
-        ]
+        metadata = {"title": book["title"], "lang": "en", **PAPER}
+        build.write(folder / "book.json", json.dumps(metadata))
+        shared = [pypandoc.get_pandoc_path(), "book.html", "--from=html", "--toc", "--toc-depth=2"]
+        shared.append("--metadata-file=book.json")
         epub = ["--to=epub3", f"--css={ROOT / 'theme/print.css'}", "--split-level=1", "--mathml"]
         epub += ["-o", str(site / "book.epub")]
         subprocess.run([*shared, *epub], cwd=folder, check=True)

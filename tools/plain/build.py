@@ -14,6 +14,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import os
 import posixpath
 import re
 import shutil
@@ -35,11 +36,10 @@ BROWSER = HERE.parents[1] / "theme/plain"
 KINDS = {"fig": "figure", "tbl": "table", "eq": "equation", "sec": "section"}
 REFERENCE = re.compile(r'<x-ref to="([^"]+)"></x-ref>')
 LOCAL_LINK = re.compile(r'\s(?:href|src)="(?!\w+:|//)([^"#?]+)[^"]*"')
-
-
 HEADING = re.compile(r"<h[1-4]([^>]*)>(.*?)</h[1-4]>", re.DOTALL)
 UNREAD = re.compile(r"<(script|style|svg|annotation|nav|noscript)\b.*?</\1>", re.DOTALL)
 SITEMAP = '<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{}</urlset>\n'
+FEED = "theme/feed.lua"
 NOT_FOUND = "404.qmd"  # no page of the book: a server shows it at any address
 
 
@@ -94,12 +94,9 @@ def write_site(rendered: list[Rendered], source: Path, output: Path) -> None:
             write(site / entry.page.url, text)
             index += sections(entry, text) if entry in book else []
         write(site / "search.json", json.dumps(index, ensure_ascii=False))
-        write(
-            site / "sitemap.xml",
-            SITEMAP.format(
-                "".join(f"<url><loc>{address}/{entry.page.url}</loc></url>" for entry in book)
-            ),
-        )
+        locations = [f"<url><loc>{address}/{entry.page.url}</loc></url>" for entry in book]
+        write(site / "sitemap.xml", SITEMAP.format("".join(locations)))
+        write_feed(source, site)
         copy_assets(read_config(source), source, site)
         for entry in book:
             copy_linked_files(entry, source, site)
@@ -362,6 +359,16 @@ def sections(entry: Rendered, text: str) -> Iterator[dict[str, str]]:
 
 
 # Files -------------------------------------------------------------------------------------------
+
+
+def write_feed(source: Path, site: Path) -> None:
+    if not (source / FEED).is_file():
+        return
+    command = [pypandoc.get_pandoc_path(), "lua", FEED]
+    environment = {**os.environ, "QUARTO_PROJECT_OUTPUT_DIR": str(site)}
+    done = subprocess.run(command, cwd=source, env=environment, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{FEED}: {done.stderr.strip()}")
 
 
 def copy_assets(config: dict[str, Any], source: Path, site: Path) -> None:

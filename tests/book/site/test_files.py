@@ -10,6 +10,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,6 +20,7 @@ from plain import build
 from .sites import BUILDS, ROOT, SAMPLE, Sites
 
 FETCHED = {"script", "img", "source", "iframe", "video", "audio", "embed", "object"}
+ATOM = "{http://www.w3.org/2005/Atom}"
 LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect"}
 
 
@@ -290,6 +292,29 @@ def test_every_page_says_its_one_address(pages: dict[Path, PageParser], site: Pa
             assert (told["@type"], told["url"]) == ("TechArticle", url)
             assert all([told["headline"], told["description"], told["isPartOf"]["name"]])
         assert text.count("application/ld+json") == found
+
+
+def test_the_feed_tells_of_every_version(pages: dict[Path, PageParser], site: Path) -> None:
+    source = SAMPLE if "sample" in site.name else ROOT
+    changes = (source / "CHANGELOG.md").read_text(encoding="utf-8")
+    feed = ElementTree.parse(site / "feed.xml").getroot()
+    entries = feed.findall(f"{ATOM}entry")
+    assert [entry.findtext(f"{ATOM}title") for entry in entries] == re.findall(
+        r"^## (.+)$", changes, re.MULTILINE
+    )
+    days = [entry.findtext(f"{ATOM}updated", "") for entry in entries]
+    assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}T00:00:00Z", day) for day in days)
+    assert days == sorted(days, reverse=True)
+    assert feed.findtext(f"{ATOM}updated") == days[0]
+    names = [entry.findtext(f"{ATOM}id", "") for entry in entries]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith(f"{address_of(site)}/feed.xml#") for name in names)
+    told = "".join(entry.findtext(f"{ATOM}content", "") for entry in entries)
+    assert told.count("<li>") == len(re.findall("^- ", changes, re.MULTILINE))
+    assert source == ROOT or "<code>a &lt; b</code> &amp; more." in told
+    for path, page in pages.items():
+        linked = [link for link in page.links if link.endswith("feed.xml")]
+        assert linked, path
 
 
 def test_the_font_has_every_sign_of_the_formulas(pages: dict[Path, PageParser]) -> None:
