@@ -36,18 +36,9 @@ SCHEME = re.compile(r"\w+:|//")
 NAMED = r'<(?:div class="(?:box-title|rank-name|ranks-title)"|summary)>'
 TITLE = re.compile(rf"{NAMED}(.*?)</(?:div|summary)>", re.DOTALL)
 PAPER = {"papersize": "a4", "fontsize": "10pt", "margin": {"x": "2.2cm", "y": "2.4cm"}}
-EXERCISES = (
-    "exercises/**/*.*",
-    "src/**/*.*",
-    "stages/*.*",
-    "tools/set_up.py",
-    "tools/arguments.py",
-    "Makefile",
-    "pyproject.toml",
-    "constraints.txt",
-    "README.md",
-    "LICENSE",
-)
+EXERCISES = ("exercises/**/*.*", "src/**/*.*", "stages/*.*", "tools/set_up.py",
+             "tools/arguments.py", "Makefile", "pyproject.toml", "constraints.txt",
+             "README.md", "LICENSE")  # fmt: skip
 LINKED = {"book.epub": "EPUB", "book.pdf": "PDF", "book.txt": "text", "exercises.zip": "exercises"}
 LINKS = re.compile(r'<p class="downloads">.*?</p>')
 
@@ -131,6 +122,9 @@ def on_paper(page: build.Page, known: set[str], home: str, site: Path) -> str:
             return f'href="#{name_of(url)}{place and "--"}{place}"'
         return f'href="{home}/{url}{place and "#"}{place}"'
 
+    def image(match: re.Match[str]) -> str:
+        return f'<img{match[1]} src="{site.resolve() / PurePosixPath(page.url).parent / match[2]}"'
+
     parts = PICTURE.split(text)
     for number in range(0, len(parts), 2):  # every other one is a picture
         part = HEARD.sub("", DROPPED.sub("", parts[number]))
@@ -138,6 +132,7 @@ def on_paper(page: build.Page, known: set[str], home: str, site: Path) -> str:
         part = TITLE.sub(r"<p><strong>\1</strong></p>", part)
         part = part.replace('<span class="code-said">', "<span>, ")
         part = re.sub(r'href="([^"]*)"', link, part)
+        part = re.sub(r'<img([^>]*) src="([^"]*)"', image, part)
         parts[number] = re.sub(r'\sid="([^"]+)"', rf' id="{own}--\1"', part)
         parts[number] = FIGURE.sub(r'<div id="\1"></div><figure', parts[number])
     parts[1::2] = map(in_light_colours, parts[1::2])

@@ -64,6 +64,7 @@ def test_every_link_of_the_epub_leads_somewhere(
 
 
 def test_the_epub_holds_pictures_formulas_and_notes(
+    taken: Path,
     documents: dict[str, ElementTree.Element],
 ) -> None:
     text = {name: "".join(page.itertext()) for name, page in documents.items()}
@@ -76,6 +77,7 @@ def test_the_epub_holds_pictures_formulas_and_notes(
     ]
     assert tags.count("math") >= 2
     assert sum(name.endswith(".svg") for name in documents) >= 7
+    assert any(name.endswith(".png") for name in zipfile.ZipFile(taken / "book.epub").namelist())
     for name, picture in documents.items():
         if name.endswith(".svg"):
             drawn = ElementTree.tostring(picture, encoding="unicode")
