@@ -65,19 +65,14 @@ function M.notebook(div, fail)
   return div
 end
 
-local HEADER = { "Run", "Recording", "Device", "Ranks", "Backend", "torch", "Date", "Commit" }
+local HEADER = { "Run", "Recording", "Ranks", "torch", "Date", "Commit" }
 
-local function row_of(name, kind, one)
-  local page = "runs/" .. name .. ".qmd"
-  local run = project.read(page) and pandoc.Inlines { pandoc.Link(name, project.link(page)) } or name
-  if not one then return { run, kind:upper() .. ": not recorded", "", "", "", "", "", "" } end
+local function row_of(run, one)
   local meta = one.meta
   return {
     run,
-    kind:upper() .. (provenance.is_stale(one) and ", older than the code" or ""),
-    provenance.device(meta),
-    provenance.ranks(meta),
-    provenance.backend(meta) or "",
+    ("%s, %s%s"):format(one.kind:upper(), provenance.device(meta), provenance.is_stale(one) and ", older than the code" or ""),
+    provenance.ranks_of(one),
     provenance.torch(meta) or "",
     meta.date,
     provenance.commit(meta),
@@ -85,12 +80,13 @@ local function row_of(name, kind, one)
 end
 
 function M.recordings(div, fail)
-  local rows = {}
+  local rows = pandoc.List {}
   for _, name in ipairs(recording.runs()) do
-    for _, kind in ipairs { "cpu", "gpu" } do
-      local one = recording.existing(name, fail):find_if(function(each) return each.kind == kind end)
-      table.insert(rows, row_of(name, kind, one))
-    end
+    local page = "runs/" .. name .. ".qmd"
+    local run = project.read(page) and pandoc.Inlines { pandoc.Link(name, project.link(page)) } or name
+    local found = recording.existing(name, fail)
+    rows:extend(found:map(function(one) return row_of(run, one) end))
+    if #found == 0 then rows:insert { run, "not recorded", "", "", "", "" } end
   end
   if #rows == 0 then fail("there are no runs: no file runs/NN-name.py") end
   div.content = { make_table(HEADER, rows) }

@@ -56,10 +56,11 @@ function M.is_stale(one) return status_of(one)[one.kind] == "stale" end
 -- On what a cell ran, as tools/ranks.py says: "computed", "all" ranks of the run, or numbers such as "2 5" and "0".
 local function ran(one, cell_name) return (status_of(one).cells or {})[cell_name] or "all" end
 
-local function ranks_of(one, claim)
+-- "2 and 4 ranks over gloo", of all cells or of the one that claims so
+function M.ranks_of(one, claim)
   if claim == "0" then return "no ranks" end
   local sizes, started = pandoc.List {}, pandoc.List(one.meta.world_size)
-  for size in claim:gmatch "%d+" do
+  for size in (claim or ""):gmatch "%d+" do
     local number = math.tointeger(size)
     if number == 1 or started:includes(number) then sizes:insert(number) end -- GPUs may be fewer
   end
@@ -73,7 +74,7 @@ function M.line(one, cell_name)
   local meta, parts, claim = one.meta, { COMPUTED }, ran(one, cell_name)
   if claim ~= "computed" then
     local torch = M.torch(meta)
-    parts = { one.kind:upper() .. " recording", M.device(meta), ranks_of(one, claim), torch and "torch " .. torch }
+    parts = { one.kind:upper() .. " recording", M.device(meta), M.ranks_of(one, claim), torch and "torch " .. torch }
   end
   table.insert(parts, meta.date)
   table.insert(parts, "commit " .. M.commit(meta))
