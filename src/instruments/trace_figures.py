@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from instruments.intervals import intersect, length, subtract, union
+from instruments.intervals import intersect, length, subtract
 from instruments.trace import TraceError
 from instruments.trace_gpu import (
     COMMUNICATION,
@@ -75,11 +75,12 @@ def figures(work: Sequence[Work]) -> Figures:
     kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for item in work:
         kinds[item.kind].append(item.interval)
-    busy = union(item.interval for item in work)
     communication = kinds[COMMUNICATION]
     hidden = length(intersect(communication, kinds[COMPUTE]))
+    first_start = min((item.start for item in work), default=0.0)
+    last_end = max((item.end for item in work), default=0.0)
     return Figures(
-        span=busy[-1][1] - busy[0][0] if busy else 0.0,
+        span=last_end - first_start,
         compute=length(kinds[COMPUTE]),
         communication=length(communication),
         copies=length(kinds[COPY]),

@@ -39,7 +39,7 @@ _LAUNCH_CATEGORIES = (
     "xpu_runtime",
 )
 _COMMUNICATION_KERNEL = re.compile(
-    r"nccl|rccl|nvshmem|(one|two)_shot_all_reduce|cross_device_reduce|multimem_",
+    r"nccl|rccl|oneccl|nvshmem|(one|two)_shot_all_reduce|cross_device_reduce|multimem_",
     re.IGNORECASE,
 )
 _COPY_KERNEL = re.compile(
@@ -47,6 +47,7 @@ _COPY_KERNEL = re.compile(
 )
 _MESSAGE_KINDS = {
     "allreduce": "all-reduce",
+    "crossdevicereduce": "all-reduce",
     "reducescatter": "reduce-scatter",
     "allgather": "all-gather",
     "alltoall": "all-to-all",
@@ -200,10 +201,16 @@ def read_devices(path: str | Path) -> list[DeviceTrace]:
         rank = _number(group.get("rank"))
         world_size = _number(group.get("world_size"))
         nccl = str(group.get("nccl_version", ""))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise TraceError(
             f"{path} is not a trace of torch.profiler: expected its JSON, with "
-            "traceEvents that have names and times"
+            f"traceEvents that have names and times ({error!r})"
         ) from error
     if not devices:
         raise TraceError(
@@ -270,7 +277,7 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
     for events in (*steps.values(), *notes.values()):
         events.sort(key=lambda event: (event.start, -event.end))
 
-    last_end = _end_of_steps(steps.values())
+    last_end = _end_of_steps(steps.values()) if launches else None
     devices = defaultdict(list)
     for row in rows:
         kind = _device_kind(row)
@@ -325,7 +332,7 @@ def _device_kind(row: dict[str, Any]) -> str | None:
 def _host_event(row: dict[str, Any], first: float) -> _HostEvent:
     start = (float(row["ts"]) - first) * 1e-6
     seconds = float(row["dur"]) * 1e-6
-    if not math.isfinite(start) or not seconds >= 0:
+    if not math.isfinite(start + seconds) or seconds < 0:
         raise ValueError(f"event {row['name']!r} has no finite time")
     return _HostEvent(
         name=str(row["name"]),
@@ -391,7 +398,8 @@ def _message(kernel: _HostEvent, around: Sequence[_HostEvent]) -> Message:
 
 
 def _message_kind(name: str) -> str:
-    plain = name.split("(")[0].replace("_", "").replace("-", "").lower()
+    named = name.replace("(anonymous namespace)::", "")
+    plain = named.split("(")[0].replace("_", "").replace("-", "").lower()
     plain = plain.removeprefix("nccldevkernel").removeprefix("ncclkernel")
     return next((kind for part, kind in _MESSAGE_KINDS.items() if part in plain), "")
 

@@ -109,7 +109,7 @@ def table_of_figures(first: str, rows: dict[str, Figures]) -> list[str]:
             row.copies,
             row.idle.total,
         )
-        numbers = "".join(f"{1e3 * cell:10,.2f}" for cell in cells)
+        numbers = "".join(f" {1e3 * cell:9,.2f}" for cell in cells)
         share = row.idle.total / row.span if row.span else 0.0
         lines.append(f"{label:{width}}{numbers}  {share:4.0%}")
     return lines

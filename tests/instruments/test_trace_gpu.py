@@ -114,6 +114,21 @@ def test_a_short_gap_is_one_below_thirty_microseconds(tmp_path, gap, expected):
     assert microseconds(figures(read(tmp_path, events).work).idle) == expected
 
 
+def test_kernels_of_no_length_are_in_the_span(tmp_path):
+    rows = [*launched(1, 0, "tiny", 100, 0), *launched(2, 0, "tiny", 300, 0)]
+    found = figures(read(tmp_path, rows).work)
+    assert found.span == pytest.approx(200e-6)
+    assert found.idle.total == pytest.approx(200e-6)
+
+
+def test_steps_without_launches_lose_no_kernel(tmp_path):
+    rows = [*step(), event("user_annotation", "ProfilerStep#6", 1000, 500)]
+    rows = [row for row in rows if row["cat"] != "cuda_runtime"]
+    trace = read(tmp_path, rows)
+    assert len(trace.work) == 5
+    assert trace.steps == []
+
+
 def test_a_kernel_belongs_to_the_step_that_launched_it(tmp_path):
     events = [
         event("user_annotation", "ProfilerStep#1", 0, 100),
@@ -205,6 +220,12 @@ SHAPES = {"Input Dims": [[6, 4]], "Input type": ["c10::BFloat16"]}
         ),
         ([], "ncclKernel_ReduceScatter_RING_LL_Sum_float", (None, None, "reduce-scatter")),
         ([("another operator", SAID)], "ncclDevKernel_Generic_1", (None, None, "collective")),
+        (
+            [],
+            "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(int)",
+            (None, None, "all-reduce"),
+        ),
+        ([], "void cross_device_reduce_1stage<half, 2>(int)", (None, None, "all-reduce")),
     ],
 )
 def test_a_message_is_told_by_what_stands_around_its_launch(tmp_path, around, kernel, expected):
@@ -222,6 +243,7 @@ def test_a_message_is_told_by_what_stands_around_its_launch(tmp_path, around, ke
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "c"),
         ("void rcclGenericKernel<0, false>(ncclDevKernelArgsStorage<4096ul>)", "c"),
         ("void cross_device_reduce_1stage<half, 2>(RankData*)", "c"),
+        ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", "c"),
         ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x64_MI16x16x16x1", "w"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "w"),
         ("__amd_rocclr_copyBuffer", "m"),
@@ -395,6 +417,16 @@ BAD = {
         "t.json",
         json.dumps([{**step()[1], "dur": "soon"}, step()[2]]).encode(),
         "expected its JSON, with traceEvents",
+    ),
+    "no end": (
+        "t.json",
+        json.dumps([{**step()[2], "dur": float("inf")}]).encode(),
+        "event 'gemm' has no finite time",
+    ),
+    "no number": (
+        "t.json",
+        json.dumps([{**step()[2], "dur": 10**400}]).encode(),
+        "int too large to convert",
     ),
 }
 
