@@ -50,8 +50,15 @@ with socket.socket(socket.AF_UNIX) as server:
     server.sendall(told)
     answers = server.makefile()
     process = int(answers.readline())
+
+    def hand_on(number, _):
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            pass  # it has ended, and its exit code is under way
+
     for name in ("TERM", "INT", "HUP", "USR1", "USR2", "QUIT"):
-        signal.signal(signal.Signals["SIG" + name], lambda number, _: os.kill(process, number))
+        signal.signal(signal.Signals["SIG" + name], hand_on)
     code = int(answers.readline())
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None

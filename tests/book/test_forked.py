@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..forked import fast_bin
+from ..forked import CLIENT, fast_bin
 
 SCRIPT = """
 import os, sys, threading, torch
@@ -74,6 +75,33 @@ def test_a_signal_ends_it(bin: Path, how: signal.Signals) -> None:
         assert it.stdout.read() == "", "open until the program itself has ended"
     while os.path.exists(f"/proc/{process}"):  # else the test runs into its time limit
         time.sleep(0.02)
+
+
+def test_a_signal_after_its_end_changes_nothing(tmp_path: Path) -> None:
+    address = str(tmp_path / "socket")
+    with socket.create_server(address, family=socket.AF_UNIX) as server:
+        client = CLIENT.format(python=sys.executable, address=address)
+        command = [sys.executable, "-IS", "-c", client]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as it:
+            connection, _ = server.accept()
+            gone = subprocess.Popen(["true"])
+            gone.wait()
+            connection.sendall(b"%d\n" % gone.pid)
+            status = Path(f"/proc/{it.pid}/status")
+            while not catches(status, signal.SIGTERM) or not catches(status, signal.SIGQUIT):
+                time.sleep(0.02)
+            it.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            connection.sendall(b"3\n")
+            assert it.wait(20) == 3
+            assert it.stderr
+            assert it.stderr.read() == ""
+
+
+def catches(status: Path, number: int) -> bool:
+    """Whether a process has a handler for this signal, by /proc/PID/status."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_what_it_starts(bin: Path, tmp_path: Path) -> None:
