@@ -37,9 +37,9 @@ preview: ## serve the plain build, render what changes and reload the browser (P
 
 # Tests of an AREA run alone: without checks, and without the site if they do not look at it.
 BEFORE := $(if $(AREA),$(if $(findstring tests/book/site,$(AREA)),site-to-test),types lint check site-to-test)
-ALL := --cov -n $(JOBS) --dist loadfile --no-loadscope-reorder
+ALL := -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(COV),--cov)
 
-test: ready-test ## every check and test, with all the set-up they need (AREA=tests/package/test_ring.py)
+test: ready-test ## every check and test, with all the set-up they need (AREA=tests/package/test_ring.py, COV=1: list lines that none runs)
 	@$(if $(BEFORE),$(MAKE) --no-print-directory -j 2 $(BEFORE))
 	@echo "==> pytest $(AREA)"
 	@$(if $(BEFORE),BOOK_SITE="$$PWD/_site") $(BIN)/pytest $(or $(AREA),$(ALL))
