@@ -486,6 +486,34 @@ def test_the_cure_is_not_the_option_that_is_set() -> None:
         assert "passing the keyword argument" not in message
 
 
+class Opaque:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def hidden_in_an_object(rank: int) -> None:
+    class Net(Mlp):
+        def forward(self, x: Tensor) -> Any:
+            return Opaque(super().forward(x))
+
+    ddp = DDP(Net(), find_unused_parameters=True)
+    ddp(torch.randn(3, 5)).tensor.sum().backward()
+
+
+def decay_in_the_loss(rank: int) -> None:
+    ddp = DDP(HeadsOfKind(OUTPUTS["tensor"]), find_unused_parameters=True)
+    decay = sum(parameter.square().sum() for parameter in ddp.parameters())
+    (ddp(torch.randn(3, 5)).sum() + decay).backward()
+
+
+@pytest.mark.parametrize("fn", [hidden_in_an_object, decay_in_the_loss])
+def test_a_parameter_that_the_search_did_not_find(fn: Callable[[int], None]) -> None:
+    for message in errors(fn):
+        assert "was not found in what forward returned, and yet got a gradient" in message
+        assert "lists, tuples, mappings or dataclasses" in message
+        assert "re-entrant" not in message
+
+
 # Kinds of parameters and gradients
 
 
@@ -645,6 +673,35 @@ def test_a_parameter_replaced_after_wrapping(what: str, options: dict[str, Any])
     for message in errors(replaced, what, options):
         assert "is no longer the parameter that was wrapped" in message
         assert ("'last." in message) == (what == "layer")
+
+
+def ignored(rank: int) -> None:
+    module = Mlp()
+    module._ddp_params_and_buffers_to_ignore = ["last.bias"]
+    DDP(module)
+
+
+def test_parameters_to_ignore_are_refused() -> None:
+    """torch's class leaves them out, without a public name for it."""
+    for message in errors(ignored):
+        assert "has no _ddp_params_and_buffers_to_ignore" in message
+        assert "freeze" in message
+
+
+def exchanged(rank: int, cap_mb: float | None) -> None:
+    """A hook that fills one `.grad` with the memory of another one."""
+    ddp = DDP(Mlp(), gradient_as_bucket_view=True, bucket_cap_mb=cap_mb)
+    first, last = ddp.module.first.bias, ddp.module.second.bias
+    for _ in range(3):
+        ddp(torch.randn(2, 5)).sum().backward()
+        first.grad, last.grad = last.grad, first.grad
+
+
+@pytest.mark.parametrize("cap_mb", [None, 0])
+def test_gradients_that_lie_in_each_others_places(cap_mb: float | None) -> None:
+    for message in errors(exchanged, cap_mb):
+        assert "bias' is not the expected DDP bucket view" in message
+        assert "in another parameter's place" in message
 
 
 # Join

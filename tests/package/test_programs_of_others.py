@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather as all_gather_with_gradient
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel
 
 import miniddp
 from miniddp.process import device
@@ -202,6 +206,156 @@ def wrapped_again(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
     yield from train(wrap(ddp.module), rank)
 
 
+class Boxes:
+    """As a detector's instances: tensors in an object that nobody can look into."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Boxes:
+        return Boxes(self.net(x))
+
+
+def tensors_in_an_object(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(Detector())
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(inputs(rank, step)).scores.square().mean().backward()
+        yield ddp
+
+
+def average_of_the_wrapper(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(net())
+    average = AveragedModel(ddp, avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
+    for trained in train(ddp, rank):
+        average.update_parameters(trained)
+        yield trained
+        average(inputs(rank, 20)).sum().backward()
+        yield average
+
+
+def line_search(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    """A closure runs forward and backward as often as the optimizer likes."""
+    ddp = wrap(nn.Linear(4, 2))
+    optimizer = torch.optim.LBFGS(ddp.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = ddp(inputs(rank, 0)).square().mean()
+        loss.backward()
+        total = loss.detach()
+        torch.distributed.all_reduce(total)
+        return total
+
+    for _ in range(2):
+        optimizer.step(closure)
+        yield ddp
+
+
+def collectives_in_the_loss(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    """CLIP's loss: all ranks' outputs, whose backward sends while buckets are under way."""
+    ddp = wrap(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), bucket_cap_mb=0.0001)
+    for step in range(3):
+        ddp.zero_grad()
+        everyone = torch.cat(all_gather_with_gradient(ddp(inputs(rank, step))))
+        similar = everyone @ everyone.T
+        nn.functional.cross_entropy(similar, torch.arange(len(similar)).roll(1)).backward()
+        yield ddp
+
+
+class Experts(nn.Module):
+    """Which of them are used depends on the rank's data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).max(-1)
+        output = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = chosen == number
+            if rows.any():
+                output[rows] = weights[rows, None] * expert(x[rows])
+        return output
+
+
+def experts_of_each_rank(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    for views in (False, True):
+        ddp = wrap(Experts(), find_unused_parameters=True, gradient_as_bucket_view=views)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            ddp(inputs(rank, step, 2, 4)).square().mean().backward()
+            yield ddp
+            optimizer.step()
+
+
+class Adapting(nn.Module):
+    """MAML: a step of training inside forward, and the gradient through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def forward(self, support: Tensor, query: Tensor) -> Tensor:
+        weights = dict(self.net.named_parameters())
+        loss = functional_call(self.net, weights, support).square().mean()
+        slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        adapted = {
+            name: weight - 0.1 * slope
+            for (name, weight), slope in zip(weights.items(), slopes, strict=True)
+        }
+        return functional_call(self.net, adapted, query).square().mean()
+
+
+def a_step_inside_forward(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    ddp = wrap(Adapting())
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(inputs(rank, step), inputs(rank, 10 + step)).backward()
+        yield ddp
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(4, 2)
+        self.unused = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def pruned_while_training(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    """The same parameters, under other names."""
+    ddp = wrap(Branches(), find_unused_parameters=True)
+    yield from train(ddp, rank)
+    prune.l1_unstructured(ddp.module.used, "weight", amount=0.3)
+    prune.l1_unstructured(ddp.module.unused, "weight", amount=0.3)
+    yield from train(ddp, rank)
+
+
+def flat_gradients(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    """Apex's way: every `.grad` is a part of one vector, which keeps its memory."""
+    ddp = wrap(nn.Linear(4, 2))
+    flat = torch.zeros(10)
+    ddp.module.weight.grad = flat[:8].view(2, 4)
+    ddp.module.bias.grad = flat[8:]
+    for step in range(3):
+        flat.zero_()
+        ddp(inputs(rank, step)).square().mean().backward()
+        assert torch.equal(ddp.module.bias.grad, flat[8:])
+        yield ddp
+
+
 PROGRAMS: list[Program] = [
     copied_after_steps,
     pickled_after_steps,
@@ -214,6 +368,14 @@ PROGRAMS: list[Program] = [
     many_kinds_of_parameters,
     backward_in_a_thread,
     wrapped_again,
+    tensors_in_an_object,
+    average_of_the_wrapper,
+    line_search,
+    collectives_in_the_loss,
+    experts_of_each_rank,
+    a_step_inside_forward,
+    pruned_while_training,
+    flat_gradients,
 ]
 
 

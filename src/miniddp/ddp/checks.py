@@ -1,7 +1,7 @@
 """What `DistributedDataParallel` refuses, each with a sentence."""
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ NOT_HERE = (
     "mixed_precision device_mesh skip_all_reduce_unused_params "
     "bucket_cap_mb_list batched_grad_copy"
 )
+
+IGNORED = "_ddp_params_and_buffers_to_ignore"
+"""Names that torch's class reads from the module, and leaves out."""
 
 CURES = (
     "Cure it by making sure all `forward` function outputs participate in "
@@ -78,6 +81,11 @@ def check_module(
     output_device: int | torch.device | None,
 ) -> None:
     """Raise for a module that cannot be wrapped so, where torch can, as it."""
+    if getattr(module, IGNORED, None):
+        raise NotImplementedError(
+            f"miniddp's DistributedDataParallel has no {IGNORED}: "
+            "freeze these parameters, or use torch's class"
+        )
     for name, parameter in module.named_parameters():
         check_dense(name, parameter)
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -134,16 +142,13 @@ def check_parameter(
     name: str,
     parameter: torch.Tensor,
     kind: tuple[torch.dtype, torch.device],
-    look_up: Callable[[str], torch.Tensor],
+    is_there: bool,
 ) -> None:
     """Raise `RuntimeError` for one replaced, converted or moved since wrapping.
 
-    Its gradients would not come to the reducer.
+    Its gradients would not come to the reducer. `is_there`: in the module,
+    perhaps under another name, as after pruning.
     """
-    try:
-        is_there = look_up(name) is parameter
-    except AttributeError:
-        is_there = False
     if not is_there:
         raise RuntimeError(
             f"{name!r} is no longer the parameter that was wrapped, after "
@@ -213,6 +218,16 @@ def ready_twice(name: str, in_another_pass: bool) -> RuntimeError:
     )
 
 
+def not_found(name: str) -> RuntimeError:
+    """The error of a gradient that the search had given up."""
+    return RuntimeError(
+        "Expected to mark a variable ready only once: "
+        f"{name!r} was not found in what forward returned, and yet got a "
+        "gradient: use parameters in forward alone, and return all tensors of "
+        "the loss, in lists, tuples, mappings or dataclasses"
+    )
+
+
 def averaged_already() -> RuntimeError:
     """The error of a backward pass whose gradients nobody would average."""
     return RuntimeError(
@@ -227,7 +242,8 @@ def not_the_view(name: str) -> RuntimeError:
     return RuntimeError(
         f"gradient of {name!r} is not the expected DDP bucket view with "
         "gradient_as_bucket_view=True: another wrapper has the same parameter, "
-        "or a hook has replaced .grad during backward"
+        "a hook has replaced .grad during backward, or it lies in another "
+        "parameter's place"
     )
 
 

@@ -44,7 +44,7 @@ class Reducer:
         group: the ranks that average.
         cap_mb: a bucket is sent when it has reached this size, in MiB, or None.
         as_views: let each `.grad` be a view of its bucket.
-        look_up: what the module has now under a parameter's name.
+        current: gives the module's parameters as they are now.
         rebuild: after the first backward, plan the buckets in its order.
     """
 
@@ -56,14 +56,14 @@ class Reducer:
         group: dist.ProcessGroup,
         cap_mb: float | None,
         as_views: bool,
-        look_up: Callable[[str], Tensor],
+        current: Callable[[], Iterable[Tensor]],
         rebuild: bool = True,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [parameter for _, parameter in named_parameters]
         self.kinds = [(p.dtype, p.device) for p in self.parameters]
         self.strides = [dense_stride(p) for p in self.parameters]
-        self.look_up = look_up
+        self.current = current
         self.group = group
         self.world_size = dist.get_world_size(group)
         self.cap_mb = cap_mb
@@ -89,6 +89,8 @@ class Reducer:
         self.bucket_of = {
             i: bucket for bucket in self.buckets for i in bucket.indices
         }
+        views = views_of(self.buckets).values()
+        self.places = {view.data_ptr() for view in views}
 
     def add_hooks(self) -> None:
         """Have `mark_ready` called when a parameter's gradient is complete.
@@ -142,9 +144,11 @@ class Reducer:
 
     def check_parameters(self, indices: Iterable[int]) -> None:
         """Raise unless they are what was wrapped: others have no hook."""
+        current = set(self.current())
         for i in indices:
+            parameter = self.parameters[i]
             checks.check_parameter(
-                self.names[i], self.parameters[i], self.kinds[i], self.look_up
+                self.names[i], parameter, self.kinds[i], parameter in current
             )
 
     def mark_ready(self, i: int) -> None:
@@ -184,11 +188,22 @@ class Reducer:
             for parameter, view in zip(parameters, views, strict=True)
         ]
         checks.check_gradients(self.names, bucket, gradients)
+        if self.as_views:
+            self.check_places(bucket, gradients)
         torch._foreach_copy_(views, gradients)
         if not self.comm_hook:  # else the hook divides
             bucket.buffer().mul_(1 / self.world_size)
         if self.as_views:
             self.point_to_bucket(bucket, gradients)
+
+    def check_places(self, bucket: Bucket, gradients: Sequence[Tensor]) -> None:
+        """Raise for one that lies where another gradient goes."""
+        for i, gradient, view in zip(
+            bucket.indices, gradients, bucket.gradients(), strict=True
+        ):
+            in_a_place = gradient.data_ptr() in self.places
+            if in_a_place and not same_memory(gradient, view):
+                raise checks.not_the_view(self.names[i])
 
     def point_to_bucket(
         self, bucket: Bucket, gradients: Sequence[Tensor]

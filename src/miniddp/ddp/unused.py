@@ -4,7 +4,7 @@
 gradient; `check_reduction` asks, at the end, whether all ranks got them all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,13 @@ class SearchingReducer(Reducer):
         group: dist.ProcessGroup,
         cap_mb: float | None,
         as_views: bool,
-        look_up: Callable[[str], Tensor],
+        current: Callable[[], Iterable[Tensor]],
     ) -> None:
-        self.unused: list[int] = []
+        self.unused: list[int] = []  # and not marked ready so far
+        self.not_found: set[int] = set()
         self.used: set[int] = set()  # since the last mean, in no_sync too
         super().__init__(
-            named_parameters, group, cap_mb, as_views, look_up, rebuild=False
+            named_parameters, group, cap_mb, as_views, current, rebuild=False
         )
 
     def prepare_for_backward(self, output: Any) -> Any:
@@ -40,6 +41,7 @@ class SearchingReducer(Reducer):
         self.unused = [
             i for i, p in enumerate(self.parameters) if p not in reached
         ]
+        self.not_found = set(self.unused)
         self.check_parameters(self.unused)
         return super().prepare_for_backward(join_graphs(output))
 
@@ -48,6 +50,8 @@ class SearchingReducer(Reducer):
             self.used.add(i)
             while self.expecting and self.unused:
                 super().mark_ready(self.unused.pop())
+            if self.expecting and i in self.not_found:
+                raise checks.not_found(self.names[i])
             super().mark_ready(i)
 
     def finish(self) -> None:

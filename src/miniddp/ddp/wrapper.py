@@ -161,5 +161,5 @@ def build_reducer(ddp: DistributedDataParallel) -> Reducer:
         group=ddp.process_group,
         cap_mb=ddp.bucket_cap_mb,
         as_views=ddp.gradient_as_bucket_view,
-        look_up=ddp.module.get_parameter,
+        current=ddp.module.parameters,
     )
