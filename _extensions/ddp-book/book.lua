@@ -65,7 +65,7 @@ function Pandoc(doc)
   local words = reading_time.words(doc.blocks)
   local blocks = glossary.name_terms(resolve_addresses(doc.blocks))
   blocks = blocks:walk { Span = replace_by(spans) }
-  blocks = provenance.once_in_a_section(blocks:walk { Div = replace_by(divs) })
+  blocks = provenance.shorten(blocks:walk { Div = replace_by(divs) })
   doc.blocks = reading_time.insert(name_headers(keep_formulas(blocks)), words)
   return citations.with_references(doc)
 end

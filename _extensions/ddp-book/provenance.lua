@@ -11,6 +11,7 @@ local M = {}
 local UNCHANGED = "the code changed since, its behaviour did not: "
 local STALE = "recorded before the latest change of this code"
 local COMPUTED = "Computed, not measured"
+local STATUS = pandoc.json.decode(project.read("recordings/status.json") or "{}", false)
 
 -- "2", "2 and 4", "2, 3 and 4"
 local function enumerate(words)
@@ -28,8 +29,6 @@ function M.ranks(meta, of_cell)
   return ("%s %s %d %s"):format(text, largest > gpus and "sharing" or "on", gpus, gpus == 1 and "GPU" or "GPUs")
 end
 
-function M.backend(meta) return enumerate(meta.backend) end
-
 function M.torch(meta)
   local version = meta.versions.torch
   return version and (version:gsub("%+.*$", ""))
@@ -42,13 +41,7 @@ end
 
 function M.commit(meta) return meta.commit:sub(1, 7) .. (meta.dirty and " with local changes" or "") end
 
-local status
-
--- What recordings/status.json, if there is one, says of a run.
-local function status_of(one)
-  status = status or pandoc.json.decode(project.read("recordings/status.json") or "{}", false)
-  return status[one.name] or {}
-end
+local function status_of(one) return STATUS[one.name] or {} end
 
 -- Whether the code has changed since.
 function M.is_stale(one) return status_of(one)[one.kind] == "stale" end
@@ -64,7 +57,7 @@ function M.ranks_of(one, claim)
     local number = math.tointeger(size)
     if number == 1 or started:includes(number) then sizes:insert(number) end -- GPUs may be fewer
   end
-  local backend = M.backend(one.meta)
+  local backend = enumerate(one.meta.backend)
   return M.ranks(one.meta, #sizes > 0 and sizes or nil) .. (backend and " over " .. backend or "")
 end
 
@@ -100,12 +93,14 @@ local function mark(badge, link, text)
   return badge
 end
 
+local function is_badge(div) return div.classes:includes "provenance" end
+
 -- The page's blocks with each badge in full once in a section, and as a mark where it comes again. One
 -- that is folded away counts only there.
-function M.once_in_a_section(blocks)
+local function once_in_a_section(blocks)
   local scopes = { {} }
   local function shorten(div)
-    if not div.classes:includes "provenance" then return nil end
+    if not is_badge(div) then return nil end
     local link, text = nil, pandoc.utils.stringify(div)
     div:walk { Link = function(found) link = link or found end }
     if not link then return nil end
@@ -124,6 +119,21 @@ function M.once_in_a_section(blocks)
   end))
 end
 
+-- The page's blocks without needless badges: one at the head is enough if all say the same.
+function M.shorten(blocks)
+  local badges = pandoc.List {}
+  local function take(div)
+    if not is_badge(div) then return nil end
+    badges:insert(div)
+    return {}
+  end
+  local bare = blocks:walk { Div = take }
+  local another = badges:find_if(function(badge) return badge ~= badges[1] end)
+  if #badges < 2 or another then return once_in_a_section(blocks) end
+  badges[1].content[1].content:insert(1, pandoc.Span "All outputs of this page:")
+  return pandoc.Blocks { badges[1] } .. bare
+end
+
 local function commit_inlines(meta)
   local commit, repository = M.commit(meta), project.repository()
   if not repository or meta.accepted then return commit end -- a squash may have taken it away
@@ -131,20 +141,13 @@ local function commit_inlines(meta)
 end
 
 local function code_list(names)
-  local inlines = pandoc.Inlines {}
-  for _, name in ipairs(names) do
-    if #inlines > 0 then inlines:extend { pandoc.Str ",", pandoc.Space() } end
-    inlines:insert(pandoc.Code(name))
-  end
-  return inlines
+  local codes = pandoc.List(names):map(function(name) return pandoc.Plain { pandoc.Code(name) } end)
+  return pandoc.utils.blocks_to_inlines(codes, { pandoc.Str ",", pandoc.Space() })
 end
 
 local function versions(meta)
-  local parts = {}
-  for _, package in ipairs(sorted_keys(meta.versions)) do
-    table.insert(parts, package .. " " .. meta.versions[package])
-  end
-  return table.concat(parts, ", ")
+  local packages = pandoc.List(sorted_keys(meta.versions))
+  return table.concat(packages:map(function(package) return package .. " " .. meta.versions[package] end), ", ")
 end
 
 -- The rows of a run's table: { name, inlines }.
@@ -157,7 +160,7 @@ function M.facts(one)
   row("Recording", one.kind:upper() .. (M.is_stale(one) and ", " .. STALE or ""))
   row("Device", M.device(meta))
   row("Ranks", M.ranks(meta))
-  row("Backend", M.backend(meta))
+  row("Backend", enumerate(meta.backend))
   row("Versions", versions(meta))
   row("Data", data and data.name)
   row("Date", meta.date)

@@ -55,6 +55,7 @@ def test_reading_time_stands_under_the_title(render):
 
 
 RUN = '::: {.run name="02-cpu" cell="hello"}\n:::\n\n'
+OF_ANOTHER_RUN = '::: {.run name="01-demo" cell="hello" kind="cpu"}\n:::\n\n'
 TABLE_OF_OTHERS = '::: {.measured table="ring"}\n:::\n\n'
 BADGE = re.compile(r'<div class="provenance (\w+(?: stale)?)( mark)?">\s*(.*?)\s*</div>', re.DOTALL)
 
@@ -74,8 +75,33 @@ BADGE = re.compile(r'<div class="provenance (\w+(?: stale)?)( mark)?">\s*(.*?)\s
 )
 def test_a_section_has_a_badge_in_full_once(render, page, marks):
     page = page.replace('"timeline"', '"timeline" kind="cpu" fig-alt="A line."')
-    found = BADGE.findall(render(PAGE, page).stdout)
-    assert [bool(mark) for _, mark, _ in found] == marks
+    found = BADGE.findall(render(PAGE, f"{page}## Last\n\n{OF_ANOTHER_RUN}").stdout)
+    assert [bool(mark) for _, mark, _ in found] == [*marks, False]
+
+
+@pytest.mark.parametrize(
+    ("page", "said_at_the_head"),
+    [
+        (f"{RUN}## Next\n\n::: {{.answer}}\n{RUN}:::\n", True),
+        (TABLE_OF_OTHERS * 2, True),
+        (RUN, False),
+        (RUN * 2 + TABLE_OF_OTHERS, False),
+        (RUN * 2 + OF_ANOTHER_RUN, False),
+    ],
+)
+def test_a_page_whose_outputs_have_one_badge_says_it_once(render, page, said_at_the_head):
+    html = render(PAGE, f"Text.\n\n{page}").stdout
+    badges = BADGE.findall(html)
+    at_the_head = "All outputs of this page:" in html
+    assert at_the_head == said_at_the_head
+    if at_the_head:
+        [(_, mark, badge)] = badges
+        assert not mark
+        assert re.search("CPU recording · .* commit|Measured by others", badge)
+        assert html.index(badge) < html.index("Text.")
+        assert ("../runs/02-cpu.qmd" in badge) == (RUN in page)
+    else:
+        assert len(badges) == len(re.findall("^::: ", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -109,14 +135,14 @@ def test_a_value_says_what_ran_for_its_cell(render, book):
 
 
 def test_a_mark_says_what_the_badge_says_on_demand(render):
-    (_, _, whole), (_, _, mark) = BADGE.findall(render(PAGE, RUN * 2).stdout)
+    (_, _, whole), (_, _, mark), _ = BADGE.findall(render(PAGE, RUN * 2 + OF_ANOTHER_RUN).stdout)
     address, text = re.fullmatch('<a href="(.*?)">(.*?)</a>', whole).groups()
     assert mark == f'<a href="{address}" data-tip="{text}">CPU recording</a>'
 
 
 def test_a_mark_tells_a_stale_recording(render, book):
     (book / "recordings/status.json").write_text('{"02-cpu": {"cpu": "stale"}}', encoding="utf-8")
-    _, (classes, _, mark) = BADGE.findall(render(PAGE, RUN * 2).stdout)
+    _, (classes, _, mark), _ = BADGE.findall(render(PAGE, RUN * 2 + OF_ANOTHER_RUN).stdout)
     assert classes == "cpu stale"
     assert ">CPU recording, older than the code</a>" in mark
 
