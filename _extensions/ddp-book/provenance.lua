@@ -112,10 +112,9 @@ local function once_in_a_section(blocks)
     if raw.text:match("^<details") then table.insert(scopes, setmetatable({}, { __index = scopes[#scopes] })) end
     if raw.text:match("^</details") then table.remove(scopes) end
   end
-  local filter = { traverse = "topdown", Div = shorten, RawBlock = fold }
   return pandoc.Blocks(blocks:map(function(block)
     if block.t == "Header" and block.level <= 2 then scopes = { {} } end
-    return pandoc.Blocks({ block }):walk(filter)[1]
+    return pandoc.Blocks({ block }):walk({ traverse = "topdown", Div = shorten, RawBlock = fold })[1]
   end))
 end
 
@@ -130,7 +129,8 @@ function M.shorten(blocks)
   local bare = blocks:walk { Div = take }
   local another = badges:find_if(function(badge) return badge ~= badges[1] end)
   if #badges < 2 or another then return once_in_a_section(blocks) end
-  badges[1].content[1].content:insert(1, pandoc.Span "All outputs of this page:")
+  local said = pandoc.Span(pandoc.Inlines "All outputs of this page: " .. badges[1].content[1].content)
+  badges[1].content = { pandoc.Plain { said } }
   return pandoc.Blocks { badges[1] } .. bare
 end
 
