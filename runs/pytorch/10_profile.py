@@ -67,6 +67,8 @@ def check(model):
         start = time.perf_counter()
         loss.backward()
         slowest = max(slowest, 1e3 * (time.perf_counter() - start))
+        gradient = model[2].weight.grad
+        assert gradient.untyped_storage().nbytes() > gradient.nbytes  # of a bucket
         repaired_optimizer.step()
         repaired_optimizer.zero_grad()
 

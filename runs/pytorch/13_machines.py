@@ -37,6 +37,9 @@ def train(train_step, save, steps, every, device):
 
 def main():
     gloo = start("gloo")
+    for group in (dist.group.WORLD, gloo):
+        backend = group._get_backend(torch.device("cpu"))
+        assert backend.options._timeout == timedelta(minutes=2)
     rank = dist.get_rank()
     done, saved = [], []
 
