@@ -39,8 +39,8 @@ def plan_buckets(
 class Bucket:
     """Gradients of some parameters, by their `indices`, in one flat buffer.
 
-    Those of `pending` are not ready yet. The methods are those of torch's
-    `GradBucket`.
+    Those of `pending` are not ready yet. `addresses`: where each gradient lies.
+    The methods are those of torch's `GradBucket`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Bucket:
             for i, piece in zip(self.indices, pieces, strict=True)
         ]
         self._aliases = [view.detach() for view in self._views]
+        self.addresses = [view.data_ptr() for view in self._views]
 
     def index(self) -> int:
         return self._index
@@ -88,9 +89,8 @@ class Bucket:
 
     def renew_aliases(self) -> None:
         """For a user may have let one point elsewhere, by `.grad.data = …`."""
-        for i, view in enumerate(self._views):
-            if not same_memory(self._aliases[i], view):
-                self._aliases[i] = view.detach()
+        if [alias.data_ptr() for alias in self._aliases] != self.addresses:
+            self._aliases = [view.detach() for view in self._views]
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:

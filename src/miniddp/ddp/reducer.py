@@ -89,8 +89,9 @@ class Reducer:
         self.bucket_of = {
             i: bucket for bucket in self.buckets for i in bucket.indices
         }
-        views = views_of(self.buckets).values()
-        self.places = {view.data_ptr() for view in views}
+        self.places = {
+            address for bucket in self.buckets for address in bucket.addresses
+        }
 
     def add_hooks(self) -> None:
         """Have `mark_ready` called when a parameter's gradient is complete.
@@ -198,11 +199,13 @@ class Reducer:
 
     def check_places(self, bucket: Bucket, gradients: Sequence[Tensor]) -> None:
         """Raise for one that lies where another gradient goes."""
-        for i, gradient, view in zip(
-            bucket.indices, gradients, bucket.gradients(), strict=True
+        addresses = [gradient.data_ptr() for gradient in gradients]
+        if self.places.isdisjoint(addresses) or addresses == bucket.addresses:
+            return
+        for i, address, place in zip(
+            bucket.indices, addresses, bucket.addresses, strict=True
         ):
-            in_a_place = gradient.data_ptr() in self.places
-            if in_a_place and not same_memory(gradient, view):
+            if address != place and address in self.places:
                 raise checks.not_the_view(self.names[i])
 
     def point_to_bucket(
