@@ -39,9 +39,9 @@ def test_a_table_is_what_its_raw_file_gives(name):
     assert table(name, FOLDER) == (TABLES / f"{name}.csv").read_text(encoding="utf-8")
 
 
-def messages_of(step):
+def messages_of(step, table="resnet50_2xa100_messages"):
     """The elements of the all-reduces that NCCL was handed in a step, in their order."""
-    rows = read("resnet50_2xa100_messages")
+    rows = read(table)
     return [
         int(row["elements"])
         for row in rows
@@ -62,6 +62,31 @@ def test_the_plan_is_what_torch_sent(step):
     )
     planned = [sum(elements[i] for i in bucket) for bucket in plan]
     assert planned == messages_of(step)
+
+
+def resnet18():
+    """The elements of ResNet-18's parameters, in its order."""
+    found = [3 * 64 * 49, 64, 64]
+    width = 64
+    for out in (64, 64, 128, 128, 256, 256, 512, 512):
+        found += [9 * width * out, out, out, 9 * out * out, out, out]
+        if out != width:
+            found += [width * out, out, out]
+        width = out
+    return [*found, 1000 * width, 1000]
+
+
+@pytest.mark.parametrize("step", ["15", "16", "17"])
+def test_half_as_many_bytes_make_other_buckets_on_another_makers_gpu(step):
+    elements = resnet18()
+    last_first = range(len(elements) - 1, -1, -1)
+    plans = {}
+    for width in (2, 4):
+        sizes = [width * number for number in elements]
+        plan = plan_buckets(sizes, ["alike"] * len(sizes), last_first, 25 * MIB, MIB)
+        plans[width] = [sum(elements[i] for i in bucket) for bucket in plan]
+    assert plans[2] == messages_of(step, "resnet18_8xmi300_messages")
+    assert len(plans[4]) == 3
 
 
 def test_events_of_a_step_add_up_to_its_figures():

@@ -41,6 +41,7 @@ MAKERS: dict[str, Callable[[Sequence[Path]], list[Row]]] = {
     "resnet50_2xa100_bounds": bounds,
     "resnet50_2xa100_buckets": buckets,
     "resnet50_2xa100_events": events_of(A100_STEP),
+    "resnet18_8xmi300_messages": messages,
     "compiled_2xv100_steps": steps,
     "compiled_2xv100_phases": phases,
     "compiled_2xv100_events": events_of(V100_STEP),
