@@ -1,6 +1,7 @@
 """What is noted of torch's calls between ranks, and of files."""
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -35,6 +36,19 @@ COLLECTIVES = (
     "scatter_object_list",
 )
 SAME_SHAPE = ("all_reduce", "broadcast", "reduce")
+SUM = dist.ReduceOp.SUM
+ROOTS = {
+    "broadcast": (1, "src"),
+    "broadcast_object_list": (1, "src"),
+    "gather": (2, "dst"),
+    "gather_object": (2, "dst"),
+    "reduce": (1, "dst"),
+    "scatter": (2, "src"),
+    "scatter_object_list": (2, "src"),
+}
+"""Which argument says from or to which rank."""
+FEW = 8
+"""So many numbers that are summed are noted as they are."""
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
@@ -45,6 +59,7 @@ def install(recorder: Recorder, trained: Trained) -> None:
     for name in POINT_TO_POINT:
         stand_around(recorder, dist, name, probes.point_to_point)
     stand_around(recorder, torch, "save", probes.save)
+    sys.addaudithook(probes.audit)
     stand_around(recorder, torch, "load", probes.load)
     stand_around(recorder, Join, "__enter__", probes.join)
 
@@ -61,35 +76,37 @@ class CallProbes:
             return
         first = call.args[0] if call.args else None
         tensor = first if isinstance(first, Tensor) else None
-        shape = None
-        if call.name in SAME_SHAPE and tensor is not None:
-            shape = f"{tuple(tensor.shape)} {tensor.dtype}"
+        shape = shape_of(call)
         group = group_name(call)
+        operation = operation_of(call)
         if self.recorder.is_watching:
             event = self.recorder.note(
                 "collective",
-                operation=call.name,
+                operation=operation,
                 line=user_line(),
                 group=group,
                 shape=shape,
                 elements=1 if tensor is None else tensor.numel(),
                 by_script=True,
             )
-            if call.name == "all_reduce" and tensor is not None:
-                self.note_gradient(event, tensor)
+            if call.name in SAME_SHAPE and tensor is not None:
+                self.note_what(event, tensor)
+            if is_small_sum(call) and tensor is not None:
+                event["summed"] = tensor.detach().flatten().clone()
         self.in_collective = True
         try:
-            with self.recorder.inside(call.name, group, shape):
+            with self.recorder.inside(operation, group, shape):
                 yield
         finally:
             self.in_collective = False
 
-    def note_gradient(self, event: Event, tensor: Tensor) -> None:
-        """If a gradient is all-reduced by hand: which, and what it was."""
+    def note_what(self, event: Event, tensor: Tensor) -> None:
+        """If a gradient is averaged by hand: which, and what it was."""
         name = self.trained.gradient_at(tensor.data_ptr())
         if name is not None:
             event["gradient"] = name
             event["before"] = Sample({name: tensor})
+        event["is_weight"] = tensor.data_ptr() in self.trained.weights
 
     def point_to_point(self, call: Call) -> Notes:
         if self.recorder.is_watching:
@@ -97,12 +114,24 @@ class CallProbes:
         yield
 
     def save(self, call: Call) -> Notes:
-        file = call.argument(1, "f")
-        if isinstance(file, str | os.PathLike):
+        self.note_file(call.argument(1, "f"))
+        yield
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        """Called for each file that Python opens."""
+        if event != "open" or not isinstance(args[1], str):
+            return
+        if args[1][:1] in ("w", "x"):
+            self.note_file(args[0])
+
+    def note_file(self, file: Any) -> None:
+        """A directory is that of a temporary file without a name."""
+        line = user_line()
+        is_path = isinstance(file, str | os.PathLike)
+        if is_path and line and not os.path.isdir(file):
             path = os.path.realpath(file)
             host = os.uname().nodename
-            self.recorder.note("save", line=user_line(), path=path, host=host)
-        yield
+            self.recorder.note("save", line=line, path=path, host=host)
 
     def load(self, call: Call) -> Notes:
         yield
@@ -119,6 +148,31 @@ class CallProbes:
     def join(self, call: Call) -> Notes:
         self.recorder.note("join", line=user_line())
         yield
+
+
+def operation_of(call: Call) -> str:
+    """`all_reduce`, or `broadcast from rank 0`: all have to name one root."""
+    if call.name not in ROOTS:
+        return call.name
+    position, name = ROOTS[call.name]
+    preposition = "from" if name == "src" else "to"
+    root = call.argument(position, name) or 0
+    return f"{call.name} {preposition} rank {root}"
+
+
+def shape_of(call: Call) -> str | None:
+    """Of the tensor that has to have the same shape on all ranks."""
+    tensor = call.argument(0, "tensor")
+    if call.name not in SAME_SHAPE or not isinstance(tensor, Tensor):
+        return None
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def is_small_sum(call: Call) -> bool:
+    op = call.argument(1, "op")
+    tensor = call.argument(0, "tensor")
+    is_small = isinstance(tensor, Tensor) and tensor.numel() <= FEW
+    return call.name == "all_reduce" and is_small and op in (None, SUM)
 
 
 def group_name(call: Call) -> str:

@@ -1,6 +1,7 @@
 """Data: does each rank read its own part, all of it, each epoch anew?"""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from miniddp.check.finding import Event, Finding, Peers, Run, are_same
@@ -9,6 +10,8 @@ BATCHES = 2
 """So many batches have to be equal, and different from each other."""
 STEPS = 3
 """So many losses or gradients."""
+UNIQUE = 0.9
+"""Such a share of the samples has to be unlike the others, to be known."""
 SHARED = 3
 """So many samples that both read have to be equal."""
 
@@ -23,6 +26,13 @@ class Epoch(NamedTuple):
     is_training: bool
     """Whether an optimizer has stepped on the way."""
 
+    def rows(self) -> list[Peers]:
+        return list(zip(*self.batches, strict=False))
+
+    def has_same_batches(self) -> bool:
+        rows = [row for row in self.rows() if row[0]["columns"]]
+        return are_same(rows, "columns", BATCHES)
+
 
 def find(run: Run) -> Iterator[Finding]:
     all_epochs = epochs(run)
@@ -31,10 +41,11 @@ def find(run: Run) -> Iterator[Finding]:
     yield from same_workers(run, all_epochs)
     yield from same_order(run, training)
     if run.is_data_parallel():
+        whole = [epoch for epoch in training if not is_sliced(run, epoch)]
         faults = [
             *sampler(run, all_epochs),
-            *same_samples(run, training),
-            *overlap(run, training),
+            *same_samples(run, whole),
+            *overlap(run, whole),
         ]
         yield from faults[:1]
         yield from evaluated_twice(run, all_epochs)
@@ -72,12 +83,16 @@ def events_by_place(run: Run, rank: int, kind: str) -> dict[str, list[Event]]:
 
 def unequal(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     """One rank has fewer batches: by their number, or because it is out."""
-    for peers, _, have_ended, _ in training:
+    for epoch in training:
+        peers, _, have_ended, _ = epoch
         counts = [event["batches"] for event in peers]
         is_bound_to = all(event["is_read_to_its_end"] for event in peers)
-        if run.stuck:
+        if run.stuck and not all(have_ended):
+            is_bound_to = any(have_ended)
+        if run.stuck or all(have_ended):
             counts = [event["read"] for event in peers]
-            is_bound_to = any(have_ended) and not all(have_ended)
+        if not run.stuck and not meets_others(run.events[0], peers[0]):
+            continue
         if None in counts or run.is_joined() or not is_bound_to:
             continue
         fewest = min(counts)
@@ -92,6 +107,17 @@ def unequal(run: Run, training: list[Epoch]) -> Iterator[Finding]:
                 fewest=fewest,
                 rank=rank,
             )
+
+
+def meets_others(events: list[Event], epoch: Event) -> bool:
+    """Whether a rank makes a collective call between two of its batches."""
+    batches = [
+        number
+        for number, event in enumerate(events)
+        if event["kind"] == "batch" and event["place"] == epoch["place"]
+    ]
+    between = events[batches[0] : batches[-1]] if batches else []
+    return any(event["kind"] == "collective" for event in between)
 
 
 def listed(values: list[int]) -> str:
@@ -116,22 +142,33 @@ def sampler(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
             fault = f"they shuffle with the seeds {listed(seeds)}"
         elif first["shuffle"] and len(set(numbers)) > 1:
             fault = f"set_epoch was called with {listed(numbers)}"
+        elif in_another_order(peers):
+            name = in_another_order(peers)
+            yield run.found("datasets differ", first, name=name)
         if fault:
             yield run.found("samplers that do not split", first, fault=fault)
 
 
+def in_another_order(peers: Peers) -> str:
+    """The name of a list that holds the same on all ranks, in another order."""
+    for name, (order, things) in peers[0]["order"].items():
+        others = [event["order"].get(name) for event in peers]
+        are_same_things = all(o is not None and o[1] == things for o in others)
+        if are_same_things and any(o[0] != order for o in others):
+            return str(name)
+    return ""
+
+
 def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     """In the batches, in the losses of one line, or in what is sent."""
-    candidates = []
-    for epoch in training:
-        rows = list(zip(*epoch.batches, strict=False))
-        if are_same([r for r in rows if r[0]["columns"]], "columns", BATCHES):
-            candidates.append(rows)
-    losses = [local_losses(run.events[rank]) for rank in run.ranks]
+    candidates = [
+        epoch.rows() for epoch in training if epoch.has_same_batches()
+    ]
+    passes = [local_passes(run.events[rank]) for rank in run.ranks]
     by_line: dict[str, list[Peers]] = {}
-    for peers in zip(*losses, strict=False):
+    for peers in zip(*passes, strict=False):
         by_line.setdefault(peers[0]["line"], []).append(peers)
-    candidates += [r for r in by_line.values() if are_same(r, "loss", STEPS)]
+    candidates += [r for r in by_line.values() if are_same(r, "given", STEPS)]
     if not run.all_of_kind("wrap"):
         calls = run.side_by_side("collective")
         sent = [peers for peers in calls if all("before" in e for e in peers)]
@@ -140,19 +177,39 @@ def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
         yield run.found("same samples", rows[0][0])
 
 
-def local_losses(events: list[Event]) -> list[Event]:
-    """The backward passes of a wrapper whose forward has talked to nobody."""
-    passes = []
-    is_local = False
-    for event in events:
+def is_sliced(run: Run, epoch: Epoch) -> bool:
+    """Whether all read the same batches, and each takes its own slice."""
+    if not epoch.has_same_batches():
+        return False
+    first = epoch.batches[0][0]
+    events = run.events[0]
+    for event in events[events.index(first) :]:
         if event["kind"] == "forward":
+            return bool(event["largest"] * len(run.ranks) <= first["largest"])
+        if event["kind"] == "step":
+            break
+    return not are_same(list(run.side_by_side("backward")), "loss", BATCHES)
+
+
+def local_passes(events: list[Event]) -> list[Event]:
+    """The backward passes before which, since a step, no ranks have talked.
+
+    `given` is the loss. If it says too little, since it has 16 bits or chance
+    had a part in it, it is what the wrapper was given.
+    """
+    passes = []
+    is_local = True
+    forward: Event = {}
+    for event in events:
+        if event["kind"] in ("forward", "step"):
             is_local = True
+            forward = event
         if event["kind"] == "collective" and event["by_script"]:
             is_local = False
-        if event["kind"] == "backward":
-            if is_local and event["loss"]:
-                passes.append(event)
-            is_local = False
+        if event["kind"] == "backward" and is_local:
+            says_enough = event["bits"] >= 32 and not forward.get("draws")
+            given = event["loss"] if says_enough else forward.get("inputs")
+            passes += [{**event, "given": given}] if given else []
     return passes
 
 
@@ -196,9 +253,21 @@ def share_samples(
     pairs = [zip(mine[index], others[index], strict=False) for index in both]
     for column in zip(*pairs, strict=False):
         is_equal = all(one == other for one, other in column)
-        if is_equal and len(both) >= SHARED and len(set(column)) >= BATCHES:
+        are_enough = len(both) >= SHARED and len(set(column)) >= BATCHES
+        if is_equal and are_enough and not is_regular(list(both), column):
             return len(both)
     return 0
+
+
+def is_regular(indices: list[int], values: Peers) -> bool:
+    """Whether the values follow from the indices, as labels may."""
+    for period in range(1, len(indices) // 2 + 1):
+        rests = [index % period for index in indices]
+        if len(set(zip(rests, values, strict=True))) == len(set(rests)):
+            return True
+    in_order = [value for _, value in sorted(zip(indices, values, strict=True))]
+    changes = sum(one != other for one, other in pairwise(in_order))
+    return changes < len(set(in_order))
 
 
 def share_content(
@@ -208,7 +277,8 @@ def share_content(
     kinds = set(map(tuple, mine.values()))
     both = kinds & set(map(tuple, others.values()))
     are_many = len(both) >= max(SHARED + 1, len(kinds) / 5)
-    return len(both) if are_many and () not in both else 0
+    are_unique = len(kinds) > UNIQUE * len(mine)
+    return len(both) if are_many and are_unique and () not in both else 0
 
 
 def same_workers(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
@@ -226,17 +296,21 @@ def same_workers(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
 
 
 def same_order(run: Run, training: list[Epoch]) -> Iterator[Finding]:
-    last: dict[int, list[int]] = {}
-    for peers, *_ in training:
-        epoch = peers[0]
-        before = last.get(epoch["sampler_id"], [])
-        order = epoch["first"]
-        last[epoch["sampler_id"]] = order
-        is_shuffled = len(order) >= SHARED and order != sorted(order)
-        is_same = is_shuffled and before[: len(order)] == order
-        if is_same and should_shuffle(epoch):
-            text = listed(order[:4])
-            yield run.found("same order in each epoch", epoch, order=text)
+    """One place reads one sampler again and again, and gets what it got."""
+    by_place: dict[tuple[int, str], list[Event]] = {}
+    for epoch in training:
+        event = epoch.peers[0]
+        place = (event["sampler_id"], event["path"])
+        by_place.setdefault(place, []).append(event)
+    for events in by_place.values():
+        are_numbered = len({event["sampler_epoch"] for event in events}) > 1
+        for before, event in pairwise(events):
+            order = event["first"]
+            is_shuffled = len(order) >= SHARED and order != sorted(order)
+            is_same = is_shuffled and before["first"][: len(order)] == order
+            if is_same and should_shuffle(event) and not are_numbered:
+                text = listed(order[:4])
+                yield run.found("same order in each epoch", event, order=text)
 
 
 def should_shuffle(epoch: Event) -> bool:
@@ -249,7 +323,8 @@ def evaluated_twice(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
     """Samples that several ranks evaluate, and whose results are added."""
     for epoch in all_epochs:
         first = epoch.peers[0]
-        if epoch.is_training or not is_added_up(run, first):
+        sums = added_up(run, first)
+        if epoch.is_training or not sums:
             continue
         read = [
             (index, *columns)
@@ -258,20 +333,31 @@ def evaluated_twice(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
             for index, columns in samples_of([batch]).items()
         ]
         count = len(set(read))
-        if count < len(read) and count == first["samples"]:
-            twice = len(read) - count
+        twice = len(read) - count
+        by_all = len(read) == len(run.ranks) * count
+        if by_all and not are_counts(sums, count):
+            continue  # means, or sums beside the number of their terms
+        if twice > 0 and count == first["samples"]:
             kind = "evaluated twice"
             yield run.found(kind, first, samples=count, twice=twice)
 
 
-def is_added_up(run: Run, epoch: Event) -> bool:
-    """Whether an all-reduce follows this epoch before the next training."""
+def added_up(run: Run, epoch: Event) -> list[list[float]]:
+    """What is all-reduced after this epoch, before the next training."""
+    sums = []
     has_ended = False
     for event in run.events[0]:
         if event["kind"] == "end of epoch":
             has_ended = has_ended or event["place"] == epoch["place"]
         if has_ended and event["kind"] == "backward":
-            return False
+            break
         if has_ended and event.get("operation") == "all_reduce":
-            return True
-    return False
+            sums.append(event.get("summed", []))
+    return sums
+
+
+def are_counts(sums: list[list[float]], samples: int) -> bool:
+    """Integers, none of which is the number of all samples."""
+    values = [value for row in sums for value in row]
+    are_integers = all(isinstance(value, int) for value in values)
+    return bool(values) and are_integers and samples not in values

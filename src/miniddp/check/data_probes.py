@@ -2,25 +2,31 @@
 
 import ast
 import linecache
+import random
 import sys
 import weakref
+import zlib
 from collections import Counter, deque
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from miniddp.check.finding import Event
+from miniddp.check.order_of_data import order_of
 from miniddp.check.probe import Call, Notes, stand_around
-from miniddp.check.recorder import Recorder, line_of, user_frames
-from miniddp.check.samples import Rows
+from miniddp.check.recorder import (
+    Recorder,
+    line_of,
+    user_frames,
+    user_line,
+    user_path,
+)
+from miniddp.check.samples import columns_of, largest_of
 
-COLUMNS = 3
-"""Of so many tensors of a batch the samples are compared."""
 REMEMBERED = 64
 """So many samples at the start of an epoch are compared with the next."""
 ASKED = ("num_replicas", "rank", "shuffle", "seed", "replacement", "epoch")
@@ -33,6 +39,7 @@ def install(recorder: Recorder) -> None:
     iterator = _BaseDataLoaderIter
     stand_around(recorder, iterator, "_next_index", probes.next_index)
     stand_around(recorder, iterator, "__next__", probes.next_batch)
+    stand_around(recorder, _MapDatasetFetcher, "fetch", probes.fetch)
 
 
 class DataProbes:
@@ -61,6 +68,7 @@ class DataProbes:
         self.epochs[call.result] = self.recorder.note(
             "epoch",
             line=line,
+            path=user_path(),
             place=f"{line} {self.begun[line]}",
             is_read_to_its_end=is_read_to_its_end(frame),
             base_seed=call.result._base_seed,
@@ -68,6 +76,7 @@ class DataProbes:
             batch_size=loader.batch_size,
             first=[],
             read=0,
+            order={} if self.begun[line] else order_of(loader.dataset),
             **facts_of(loader),
         )
         self.begun[line] += 1
@@ -85,7 +94,7 @@ class DataProbes:
             with self.recorder.inside("the data loader", group=None):
                 yield
         finally:
-            if call.is_at_end:
+            if isinstance(call.error, StopIteration):
                 self.end_epoch(epoch)
         asked = self.asked.get(call.args[0])
         indices = integers(asked.popleft() if asked else None)
@@ -99,7 +108,19 @@ class DataProbes:
                 place=epoch["place"],
                 indices=indices,
                 columns=columns_of(call.result),
+                largest=largest_of(call.result),
             )
+
+    def fetch(self, call: Call) -> Notes:
+        """Samples are made, in this process if there are no workers."""
+        if not self.recorder.is_watching or get_worker_info() is not None:
+            yield
+            return
+        before = random_states()
+        yield
+        after = random_states()
+        drawn = [state for state in before if state not in after]
+        self.recorder.note("fetch", line=user_line(), drawn=drawn)
 
     def end_epoch(self, epoch: Event) -> None:
         line = epoch["line"]
@@ -112,17 +133,6 @@ def integers(indices: Any) -> list[int]:
         type(index) is int for index in indices
     )
     return indices if are_integers else []
-
-
-def columns_of(batch: Any) -> list[Rows]:
-    columns = [
-        leaf
-        for leaf in pytree.tree_leaves(batch)
-        if isinstance(leaf, Tensor)
-        and leaf.dim()
-        and leaf.layout == torch.strided
-    ]
-    return [Rows(column) for column in columns[:COLUMNS]]
 
 
 def facts_of(loader: Any) -> Event:
@@ -151,6 +161,15 @@ def sampler_of(loader: Any) -> Any:
     return sampler
 
 
+def random_states() -> list[int]:
+    """Digests of this process's generators: torch's, Python's and numpy's."""
+    states = [torch.get_rng_state().numpy().tobytes()]
+    states.append(repr(random.getstate()).encode())
+    if "numpy" in sys.modules:
+        states.append(repr(sys.modules["numpy"].random.get_state()).encode())
+    return [zlib.crc32(state) for state in states]
+
+
 def length_of(collection: Any) -> int | None:
     try:
         return len(collection)
@@ -169,9 +188,18 @@ def is_read_to_its_end(frame: FrameType | None) -> bool:
         return False
     for node in nodes:
         if isinstance(node, ast.For) and node.iter.lineno == frame.f_lineno:
-            called = ast.unparse(node.iter).rpartition("(")[0]
-            is_whole = called.split(".")[-1] in ("", "enumerate", "tqdm")
             ways_out = (ast.Break, ast.Return, ast.Raise, ast.Yield)
             inner = ast.walk(node)
-            return is_whole and not any(isinstance(n, ways_out) for n in inner)
+            has_way_out = any(isinstance(n, ways_out) for n in inner)
+            return gives_all(node.iter) and not has_way_out
     return False
+
+
+def gives_all(iterable: ast.expr) -> bool:
+    """Of `enumerate(tqdm(loader))`, not of `islice(loader, 3)`."""
+    if not isinstance(iterable, ast.Call):
+        return True
+    name = ast.unparse(iterable.func).split(".")[-1]
+    if name in ("enumerate", "tqdm") and iterable.args:
+        return gives_all(iterable.args[0])
+    return name == "DataLoader"

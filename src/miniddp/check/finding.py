@@ -57,6 +57,7 @@ class Run:
         """Where each rank is, if the job hangs; else empty."""
         self.ranks = range(len(events))
         self.steps = list(self.find_steps())
+        self.partings = list(self.find_partings())
 
     def found(self, kind: str, event: Event, /, **facts: Any) -> Finding:
         """This finding at an event, its words filled with `facts`.
@@ -100,6 +101,26 @@ class Run:
                 if len(peers) > 1 and equal(peers, "optimizer"):
                     yield Step(peers, tuple(before[rank] for rank in ranks))
 
+    def find_partings(self) -> Iterator[Step]:
+        """The steps whose gradients differ, and after which weights do too.
+
+        Where weights are equal after them, the optimizer averages by itself.
+        """
+        differing = set()
+        for number, step in enumerate(self.steps):
+            if first_difference(step.peers, "gradients") is None:
+                continue
+            optimizer = step.peers[0]["optimizer"]
+            has_parted = optimizer not in differing
+            differing.add(optimizer)
+            for later, _ in self.steps[number + 1 :]:
+                if later[0]["optimizer"] == optimizer:
+                    weight = first_difference(later, "weights")
+                    has_parted = weight is not None
+                    break
+            if has_parted:
+                yield step
+
     def is_joined(self) -> bool:
         """Whether torch's `Join` lets ranks end at different times."""
         return bool(self.all_of_kind("join"))
@@ -109,18 +130,36 @@ class Run:
         whole = list(self.ranks)
         steps = self.all_of_kind("step")
         are_whole = all(list(event["ranks"]) == whole for event in steps)
-        return are_whole and not self.all_of_kind("point to point")
+        is_split = any(event["is_split"] for event in steps)
+        sends = bool(self.all_of_kind("point to point"))
+        return are_whole and not is_split and not sends
 
     def reunites(self) -> bool:
-        """Whether weights part and are equal later: by the program's plan."""
-        have_parted = set()
-        for peers, _ in self.steps:
+        """Whether weights part by plan: they are sent, or equal again.
+
+        Equal after the ranks have talked, for all could load a checkpoint.
+        """
+        calls = self.all_of_kind("collective")
+        if any(event.get("is_weight") and event["step"] for event in calls):
+            return True
+        have_talked: dict[int, bool] = {}
+        for peers, before in self.steps:
             optimizer = peers[0]["optimizer"]
+            if any(map(is_talk, before[0])):
+                have_talked = dict.fromkeys(have_talked, True)
             if first_difference(peers, "weights") is not None:
-                have_parted.add(optimizer)
-            elif optimizer in have_parted:
+                have_talked.setdefault(optimizer, False)
+            elif have_talked.pop(optimizer, False):
                 return True
         return False
+
+
+def is_talk(event: Event) -> bool:
+    """Whether it may carry weights: a collective with a tensor."""
+    if event["kind"] != "collective" or not event["by_script"]:
+        return False
+    operation = event["operation"]
+    return "barrier" not in operation and "object" not in operation
 
 
 def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:

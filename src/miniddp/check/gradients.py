@@ -12,6 +12,8 @@ from miniddp.check.finding import (
     first_difference,
 )
 
+STEPS = 3
+"""So many steps without a gradient are no accident."""
 TOLERANCE = 1e-3
 """Of a sum over ranks, to the sum of the numbers' sizes."""
 Digests = dict[str, Any]
@@ -26,6 +28,7 @@ def find(run: Run) -> Iterator[Finding]:
         yield from averaged_twice(run, step)
         yield from summed(run, step)
         yield from not_finite(run, step)
+    yield from without_gradients(run)
     yield from clipped_while_scaled(run)
     yield from micro_batches(run)
 
@@ -33,11 +36,11 @@ def find(run: Run) -> Iterator[Finding]:
 def not_averaged(run: Run) -> Iterator[Finding]:
     collectives = run.all_of_kind("collective")
     averages_by_hand = any("gradient" in event for event in collectives)
-    for step in run.steps:
+    for step in run.partings:
         event = step.peers[0]
-        name = first_difference(step.peers, "gradients")
-        if name is None or not (event["is_wrapped"] or averages_by_hand):
+        if not (event["is_wrapped"] or averages_by_hand):
             continue
+        name = first_difference(step.peers, "gradients")
         passes = step.of_kind("backward")[0] or [event]
         yield run.found(
             why(run, step),
@@ -59,15 +62,16 @@ def why(run: Run, step: Step) -> str:
         return "step inside backward"
     if not step.peers[0]["is_wrapped"]:
         return "averaged in part"
-    if not all(forwards):
+    is_around = any(event["is_around"] for event in step.peers)
+    if is_around or not all(forwards):
         return "around the wrapper"
     if any(event["unsent"] for event in step.peers):
         return "not in the mean"
     if not any(event["averages"] for event in run.all_of_kind("wrap")):
         return "no sync_gradients"
     if not all(events[-1]["will_send"] for events in forwards):
-        is_around = all(map(is_backward_alone, step.before))
-        return "around the wrapper" if is_around else "step inside no_sync"
+        are_alone = all(map(is_backward_alone, step.before))
+        return "around the wrapper" if are_alone else "step inside no_sync"
     if any(len(passes) > 1 and not passes[-1]["sends"] for passes in backwards):
         return "a backward alone"
     return "gradients differ"
@@ -78,6 +82,26 @@ def is_backward_alone(events: list[Event]) -> bool:
     kinds = [event["kind"] for event in events]
     passes = [kind for kind in kinds if kind in ("forward", "backward")]
     return passes[-2:] == ["backward", "backward"]
+
+
+def without_gradients(run: Run) -> Iterator[Finding]:
+    """All steps of an optimizer, though there are backward passes."""
+    by_optimizer: dict[int, list[Event]] = {}
+    for event in run.of_kind(0, "step"):
+        by_optimizer.setdefault(event["optimizer"], []).append(event)
+    for events in by_optimizer.values():
+        first = events[0]
+        last = events[-1]
+        is_idle = not any(map(has_gradient, events))
+        has_passed = last["passes"] - first["passes"] >= STEPS
+        stays = first["weights"] == last["weights"] and first["trains"]
+        if is_idle and has_passed and stays:
+            kind = "steps without gradients"
+            yield run.found(kind, last, count=len(events))
+
+
+def has_gradient(event: Event) -> bool:
+    return any(total != 0 for _, total in event["gradients"].values())
 
 
 def clipped_too_early(run: Run, step: Step) -> Iterator[Finding]:
@@ -154,12 +178,13 @@ def not_finite(run: Run, step: Step) -> Iterator[Finding]:
 
 
 def micro_batches(run: Run) -> Iterator[Finding]:
-    """Several backward passes from one line, then one step."""
+    """Several backward passes from one place, of one loss, then one step."""
     for step in run.steps:
         event = step.peers[0]
         backwards = step.of_kind("backward")[0]
         forwards = step.of_kind("forward")[0]
-        passes = [e for e in backwards if e["line"] == backwards[-1]["line"]]
+        origin = backwards[-1]["origin"] if backwards else ""
+        passes = [e for e in backwards if e["origin"] == origin]
         count = len(passes)
         if count < 2 or event["is_wrapped"] * count > len(forwards):
             continue

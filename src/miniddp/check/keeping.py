@@ -19,7 +19,8 @@ def written_twice(run: Run) -> Iterator[Finding]:
             file = (event["host"], event["path"])
             writers.setdefault(file, {})[rank] = event
     for (_, path), events in writers.items():
-        if len(events) > 1 and not path.startswith("/dev/"):
+        is_file = not path.startswith("/dev/") and "lock" not in path
+        if len(events) > 1 and is_file:
             first, *_ = events.values()
             name = Path(path).name
             yield run.found("every rank saves", first, ranks=events, file=name)

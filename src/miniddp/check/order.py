@@ -8,10 +8,22 @@ from miniddp.check.finding import Event, Finding, Run
 def find(run: Run) -> Iterator[Finding]:
     if run.is_joined():
         return
-    others = list(other_calls(run))
+    others = [*unfinished(run), *other_calls(run)]
     yield from others
     if run.stuck and not others:
         yield hang(run)
+
+
+def unfinished(run: Run) -> Iterator[Finding]:
+    """A wrapper has waited in vain for gradients of its last pass.
+
+    Not if parameters that it does not know have some: they took their place.
+    """
+    if any(event["unsent"] for event in run.all_of_kind("step")):
+        return
+    for rank in run.ranks:
+        for event in run.of_kind(rank, "unfinished"):
+            yield run.found("unused parameters", event, ranks=[rank], rank=rank)
 
 
 def other_calls(run: Run) -> Iterator[Finding]:

@@ -27,8 +27,7 @@ class Call:
         self.args = args
         self.keywords = keywords
         self.result: Any = None
-        self.is_at_end = False
-        """Whether it has raised StopIteration."""
+        self.error: BaseException | None = None
 
     def argument(self, position: int, name: str) -> Any:
         if position < len(self.args):
@@ -55,7 +54,7 @@ def stand_around(
         try:
             call.result = original(*call.args, **call.keywords)
         except BaseException as error:
-            call.is_at_end = isinstance(error, StopIteration)
+            call.error = error
             recorder.break_off()
             notes.close()
             raise

@@ -11,6 +11,7 @@ TIMES = 2
 
 def find(run: Run) -> Iterator[Finding]:
     yield from forward(run)
+    yield from samples(run)
     yield from workers(run)
 
 
@@ -23,6 +24,15 @@ def forward(run: Run) -> Iterator[Finding]:
             yield run.found("same random numbers", peers[0])
 
 
+def samples(run: Run) -> Iterator[Finding]:
+    """Made by chance in the ranks' own processes, with the same numbers."""
+    seen = 0
+    for peers in run.side_by_side("fetch"):
+        seen += bool(peers[0]["drawn"]) and equal(peers, "drawn")
+        if seen == TIMES:
+            yield run.found("augmented alike", peers[0])
+
+
 def workers(run: Run) -> Iterator[Finding]:
     """The data loaders' seeds are equal, and samples are made by chance."""
     for epoch in epochs(run):
@@ -32,7 +42,7 @@ def workers(run: Run) -> Iterator[Finding]:
         first = epoch.peers[0]
         batches = run.of_kind(0, "batch")
         if differ([e for e in batches if e["line"] == first["line"]]):
-            yield run.found("workers draw alike", first)
+            yield run.found("augmented alike", first)
 
 
 def differ(batches: list[Event]) -> bool:

@@ -99,6 +99,11 @@ def user_line() -> str:
     return ""
 
 
+def user_path() -> str:
+    """The lines that lead to what is being noted, the innermost first."""
+    return " < ".join(map(line_of, user_frames(sys._getframe(1))))
+
+
 def line_of(frame: FrameType) -> str:
     return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from miniddp.check.finding import (
+    Event,
     Finding,
     Peers,
     Run,
@@ -34,11 +35,11 @@ def not_wrapped(run: Run) -> Iterator[Finding]:
         return
     is_split = any(e["num_replicas"] for e in run.all_of_kind("epoch"))
     sends = any(e["step"] > 0 and e["elements"] > 1 for e in collectives)
-    for peers, _ in run.steps:
+    for peers, _ in run.partings:
         name = first_difference(peers, "gradients")
         began_equal = first_difference(run.steps[0].peers, "weights") is None
         is_sure = is_split or began_equal
-        if name is None or (sends and not is_sure):  # parts of a model?
+        if sends and not is_sure:  # parts of a model?
             continue
         ranks = peers[0]["ranks"]
         sure = "certain" if is_sure else "likely"
@@ -112,8 +113,17 @@ def never_steps(run: Run) -> Iterator[Finding]:
         return
     for rank in run.ranks:
         passes = run.of_kind(rank, "backward")
-        if len(passes) >= PASSES and not run.of_kind(rank, "step"):
+        if run.of_kind(rank, "step") or gets_weights(run.events[rank]):
+            continue
+        if len(passes) >= PASSES:
             yield run.found("steps left out", passes[-1], ranks=[rank])
+
+
+def gets_weights(events: list[Event]) -> bool:
+    """Whether something is broadcast after a backward pass."""
+    calls = [str(e.get("operation", e["kind"])) for e in events]
+    later = calls[calls.index("backward") :] if "backward" in calls else []
+    return any(call.startswith("broadcast") for call in later)
 
 
 def left_out(run: Run) -> Iterator[Finding]:
@@ -131,30 +141,42 @@ def left_out(run: Run) -> Iterator[Finding]:
 
 
 def buffers(run: Run) -> Iterator[Finding]:
-    """Noted only of wrappers that are told not to send them."""
+    """Noted only of wrappers that are told not to send them.
+
+    Not where they are equal again later: the program averages them.
+    """
+    found = None
     for peers in run.side_by_side("forward"):
         if all("buffers" in event for event in peers):
             name = first_difference(peers, "buffers")
-            if name is not None:
-                yield run.found("buffers differ", peers[0], name=name)
+            if name is None and found:
+                return
+            if name is not None and not found:
+                found = run.found("buffers differ", peers[0], name=name)
+    if found:
+        yield found
 
 
 def statistics(run: Run) -> Iterator[Finding]:
     """Batch normalisation sees other data on each rank, and keeps rank 0's."""
-    steps_apart = 0
+    steps_apart: dict[int, int] = {}
     for peers in run.side_by_side("forward"):
         values = [event.get("statistics", []) for event in peers]
-        if all(values):
-            steps_apart = steps_apart + 1 if are_apart(*values[:2]) else 0
-        if steps_apart == STEPS_OF_STATISTICS:
+        if not all(values):
+            continue
+        apart = channels_apart(*values[:2])
+        steps_apart = {n: steps_apart.get(n, 0) + 1 for n in apart}
+        if STEPS_OF_STATISTICS in steps_apart.values():
             yield run.found("statistics of one rank", peers[0])
 
 
-def are_apart(one: list[list[float]], other: list[list[float]]) -> bool:
-    """In most channels, their means, in standard deviations."""
+def channels_apart(
+    one: list[list[float]], other: list[list[float]]
+) -> list[int]:
+    """Whose means are far apart, in standard deviations."""
     channels = zip(one[0], other[0], one[1], strict=True)
-    far = [
-        abs(mean - other_mean) > FAR_APART * max(variance, 1e-12) ** 0.5
-        for mean, other_mean, variance in channels
+    return [
+        number
+        for number, (mean, other_mean, variance) in enumerate(channels)
+        if abs(mean - other_mean) > FAR_APART * max(variance, 1e-12) ** 0.5
     ]
-    return far.count(True) > len(far) / 2

@@ -3,17 +3,21 @@
 Taken in the script's thread, digested in that of the exchange.
 """
 
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 ELEMENTS = 256
 """At most so many elements of a tensor are compared, evenly spread."""
 ELEMENTS_OF_A_ROW = 64
 WEIGHTS = 7
+COLUMNS = 3
+"""Of so many tensors of a batch the samples are compared."""
 
 
 class Sample:
@@ -68,6 +72,24 @@ class Rows:
         return [zlib.crc32(data[begin : begin + size]) for begin in begins]
 
 
+def columns_of(batch: Any) -> list[Rows]:
+    columns = [
+        leaf
+        for leaf in pytree.tree_leaves(batch)
+        if isinstance(leaf, Tensor)
+        and leaf.dim()
+        and leaf.layout == torch.strided
+    ]
+    return [Rows(column) for column in columns[:COLUMNS]]
+
+
+def largest_of(values: Any) -> int:
+    """The number of elements of the largest tensor in nested `values`."""
+    leaves = pytree.tree_leaves(values)
+    sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
+    return max(sizes, default=0)
+
+
 def spread_out(tensor: Tensor) -> Tensor:
     count = tensor.numel()
     stride = count // ELEMENTS | 1
@@ -83,6 +105,14 @@ def to_bytes(values: Tensor) -> memoryview:
     flat = values.contiguous().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()
     return memoryview(array)
+
+
+def is_of_split_layer(parameter: Tensor) -> bool:
+    """Whether it is a part of a layer that FSDP does not put together."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    is_sharded = bool(getattr(states, "_module_state_mapping", None))
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    return mesh is not None and (mesh.ndim > 1 or not is_sharded)
 
 
 def is_whole(parameter: Tensor) -> bool:

@@ -4,9 +4,11 @@ import sys
 import weakref
 from collections.abc import Iterable
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from miniddp.check.recorder import user_frames
 from miniddp.check.samples import is_whole
@@ -21,15 +23,22 @@ class Trained:
         self.numbers: weakref.WeakKeyDictionary[Optimizer, int]
         self.numbers = weakref.WeakKeyDictionary()
         self.next_number = count()
+        self.numbers_by_parameter: Any = WeakTensorKeyDictionary()
+        """Of the first parameter: an optimizer made anew keeps its number."""
         self.known: weakref.WeakKeyDictionary[
             Optimizer, tuple[list[int], dict[str, Tensor]]
         ] = weakref.WeakKeyDictionary()
         self.names: dict[int, str] = {}
         self.pointers: dict[int, str] = {}
         """Where gradients lie; empty if they may have moved."""
+        self.weights: set[int] = set()
+        """Where weights lie, as of then."""
 
     def add(self, optimizer: Optimizer) -> None:
-        self.numbers.setdefault(optimizer, next(self.next_number))
+        first = parameters_of(optimizer)[0]
+        numbers = self.numbers_by_parameter
+        number = numbers.setdefault(first, next(self.next_number))
+        self.numbers[optimizer] = number
 
     def parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Those of which this rank holds the whole."""
@@ -57,6 +66,9 @@ class Trained:
         if not self.pointers:
             for name, gradient in self.gradients().items():
                 self.pointers[gradient.data_ptr()] = name
+            for optimizer in list(self.numbers):
+                named = self.parameters(optimizer)
+                self.weights.update(p.data_ptr() for p in named.values())
         return self.pointers.get(pointer)
 
     def left_out(self, wrappers: Iterable[nn.Module]) -> dict[str, Tensor]:

@@ -15,14 +15,27 @@ from torch.optim import optimizer as torch_optimizer
 
 from miniddp.check.finding import Event
 from miniddp.check.probe import Call, Notes, stand_around
-from miniddp.check.recorder import Recorder, user_line
-from miniddp.check.samples import Sample, is_whole
-from miniddp.check.trained import Optimizer, Trained, gradients_of
+from miniddp.check.recorder import Recorder, user_line, user_path
+from miniddp.check.samples import (
+    Sample,
+    columns_of,
+    is_of_split_layer,
+    is_whole,
+    largest_of,
+)
+from miniddp.check.trained import (
+    Optimizer,
+    Trained,
+    gradients_of,
+    parameters_of,
+)
 from miniddp.ddp import DistributedDataParallel
 from miniddp.naive import SimpleDDP
 
 STEPS_BETWEEN = 5
 """From one look for parameters without an optimizer to the next."""
+UNFINISHED = "Expected to have finished reduction"
+"""What torch's wrapper says where parameters got no gradient."""
 FIRST_STEPS = 2
 """In so many steps the optimizers' states are compared too."""
 
@@ -55,11 +68,19 @@ class TrainingProbes:
         """Of each its buffers."""
         self.ranks: dict[int, list[int]] = {}
         """Of each wrapped parameter, by its id, those of its process group."""
+        self.wrapper_of: dict[int, int] = {}
+        """The id of its wrapper."""
+        self.last_forward: dict[int, int] = {}
+        """Of a wrapper, by its id: how many backward passes were before."""
+        self.last_step: weakref.WeakKeyDictionary[Optimizer, int]
+        self.last_step = weakref.WeakKeyDictionary()
+        """Of an optimizer: how many backward passes were before."""
         self.awaited = 0
         """Forward passes of a wrapper whose backward has yet to come."""
         self.in_backward = False
         self.passes = 0
-        self.backward_lines: list[str] = []
+        self.origins: list[str] = []
+        """Of the backward passes since the last step."""
         self.stepping: list[Optimizer] = []
         self.step: Event = {}
         """What is known of a step that has not yet ended."""
@@ -77,6 +98,7 @@ class TrainingProbes:
             self.trained.names[id(parameter)] = name
             if parameter.requires_grad:
                 self.ranks[id(parameter)] = ranks
+                self.wrapper_of[id(parameter)] = id(wrapper)
         self.wrappers[wrapper] = dict(wrapper.module.named_buffers())
         self.recorder.note(
             "wrap",
@@ -94,6 +116,7 @@ class TrainingProbes:
         buffers = self.wrappers.get(wrapper, {})
         sends_now = bool(buffers) and is_due and sends_buffers(wrapper)
         event: Event = {}
+        inputs = [call.args[1:], call.keywords]
         if self.recorder.is_watching:
             is_training = torch.is_grad_enabled() and wrapper.training
             event = self.recorder.note(
@@ -101,6 +124,8 @@ class TrainingProbes:
                 line=user_line(),
                 is_training=is_training,
                 will_send=will_send,
+                largest=largest_of(inputs),
+                inputs=columns_of(inputs),
                 random=random_state(),
             )
             if is_training and buffers:
@@ -110,9 +135,15 @@ class TrainingProbes:
             if sends_now:
                 self.note_collective("forward, which sends the buffers")
         group = "" if will_send or sends_now else None
-        with self.recorder.inside("the forward pass", group):
-            yield
+        try:
+            with self.recorder.inside("the forward pass", group):
+                yield
+        finally:
+            if str(call.error).startswith(UNFINISHED):
+                self.recorder.note("unfinished", line=user_line())
         self.awaited += will_send
+        if torch.is_grad_enabled():
+            self.last_forward[id(wrapper)] = self.passes
         if event:
             event["draws"] = random_state() != event["random"]
 
@@ -144,37 +175,41 @@ class TrainingProbes:
         finally:
             self.in_backward = False
         self.awaited = 0
+        self.recorder.free_since = time.monotonic()
         self.trained.pointers = {}
         is_early = self.recorder.step < FIRST_STEPS and not self.wrappers
-        if event and (is_early or self.backward_lines.count(event["line"]) > 1):
+        if event and (is_early or self.origins.count(event["origin"]) > 1):
             event["gradients"] = Sample(self.trained.gradients())
 
     def note_backward(self, tensors: Any, sends: bool) -> Event:
-        line = user_line()
-        self.backward_lines.append(line)
         self.passes += 1
         busy = time.monotonic() - self.recorder.free_since
         if sends:
             self.note_collective("backward, which averages")
         event = self.recorder.note(
             "backward",
-            line=line,
+            line=user_line(),
+            origin=user_path(),
             sends=sends,
             loss={},
             is_mean=False,
             scale=1.0,
+            bits=32,
             busy=busy,
         )
         if isinstance(tensors, Tensor) and tensors.numel() == 1:
             self.note_loss(event, tensors)
+        self.origins.append(event["origin"])
         return event
 
     def note_loss(self, event: Event, loss: Tensor) -> None:
         event["loss"] = Sample({"value": loss})
+        event["bits"] = 8 * loss.element_size()
         if self.scaled is not None and self.scaled[1] is loss:
             loss, _, event["scale"] = self.scaled
         self.scaled = None
         event["is_mean"] = is_mean(loss.grad_fn)
+        event["origin"] += f" {loss.grad_fn.name()}" if loss.grad_fn else ""
 
     def clip(self, call: Call) -> Notes:
         parameters = call.argument(0, "parameters")
@@ -218,7 +253,7 @@ class TrainingProbes:
         self.trained.add(call.args[0])
 
     def zero_grad(self, call: Call) -> Notes:
-        self.backward_lines = []
+        self.origins = []
         self.trained.pointers = {}
         if self.recorder.is_watching:
             self.recorder.note("zero")
@@ -239,6 +274,7 @@ class TrainingProbes:
 
     def facts_before(self, optimizer: Optimizer) -> Event:
         named = self.trained.parameters(optimizer)
+        parameters = parameters_of(optimizer)
         ranks = self.recorder.ranks
         for parameter in named.values():
             ranks = tuple(self.ranks.get(id(parameter), ranks))
@@ -246,6 +282,9 @@ class TrainingProbes:
             "optimizer": self.trained.numbers.get(optimizer),
             "ranks": ranks,
             "is_wrapped": len(self.wrappers) > 0,
+            "is_split": any(map(is_of_split_layer, parameters)),
+            "is_around": self.is_around(optimizer, named),
+            "trains": any(p.requires_grad for p in named.values()),
             "in_backward": self.in_backward,
             "settings": settings_of(optimizer),
             "weights": Sample(named),
@@ -266,6 +305,18 @@ class TrainingProbes:
         facts["unused"] = [unused_bytes(wrapper) for wrapper in searching]
         return facts
 
+    def is_around(self, optimizer: Optimizer, named: dict[str, Tensor]) -> bool:
+        """Whether gradients came since the last step without their wrapper."""
+        before = self.last_step.get(optimizer, 0)
+        self.last_step[optimizer] = self.passes
+        for parameter in named.values():
+            wrapper = self.wrapper_of.get(id(parameter))
+            if wrapper is None or parameter.grad is None:
+                continue
+            if self.last_forward.get(wrapper, -1) < before:
+                return True
+        return False
+
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if optimizer in self.stepping:
             del self.stepping[self.stepping.index(optimizer) :]
@@ -278,7 +329,7 @@ class TrainingProbes:
                 self.step["passes"] = self.passes
             self.recorder.note("step", line=user_line(), **self.step)
             self.step = {}
-        self.backward_lines = []
+        self.origins = []
         self.is_scaled = False
         self.recorder.end_step()
 

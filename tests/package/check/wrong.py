@@ -346,6 +346,29 @@ for x in mine(14):
     step(ddp, optimizer, x + 4 * rank)
 """,
     ),
+    "one channel of another level on each rank": Wrong(
+        "statistics of one rank",
+        """
+ddp = DDP(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)))
+optimizer = sgd(ddp)
+level = torch.tensor([0.0, 0.0, 0.0, 6.0]) * rank
+for x in mine(14):
+    step(ddp, optimizer, x + level)
+""",
+    ),
+    "another learning rate, and a checkpoint in between": Wrong(
+        "settings differ",
+        """
+ddp = DDP(make_model())
+begin = {name: value.clone() for name, value in ddp.state_dict().items()}
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1 * (rank + 1))
+for number, x in enumerate(mine(8)):
+    if number == 4:
+        dist.barrier()
+        ddp.load_state_dict(begin)
+    step(ddp, optimizer, x)
+""",
+    ),
     # Gradients.
     "a step inside no_sync": Wrong(
         "step inside no_sync",
@@ -479,6 +502,58 @@ for x in mine():
         parameter.grad /= world_size
     model(-x).square().mean().backward()
     optimizer.step()
+""",
+    ),
+    "zeroed between backward and step": Wrong(
+        "steps without gradients",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    ddp(x).square().mean().backward()
+    optimizer.zero_grad()
+    optimizer.step()
+""",
+    ),
+    "the optimizer holds what was copied": Wrong(
+        "steps without gradients",
+        """
+import copy
+
+model = make_model()
+optimizer = sgd(model)
+ddp = DDP(copy.deepcopy(model))
+for x in mine():
+    ddp.zero_grad()
+    ddp(x).square().mean().backward()
+    optimizer.step()
+""",
+    ),
+    "the optimizer is made before fully_shard": Wrong(
+        "steps without gradients",
+        """
+from torch.distributed.fsdp import fully_shard
+
+model = make_model()
+optimizer = sgd(model)
+fully_shard(model)
+for x in mine():
+    step(model, optimizer, x)
+""",
+    ),
+    "the generator is called past its wrapper, its outputs used twice": Wrong(
+        "around the wrapper",
+        """
+generator, critic = DDP(nn.Linear(3, 4)), DDP(make_model())
+of_generator, of_critic = sgd(generator), sgd(critic)
+for x in mine():
+    made = generator.module(x[:, :3])
+    of_critic.zero_grad()
+    (critic(x).mean() - critic(made.detach()).mean()).backward()
+    of_critic.step()
+    of_generator.zero_grad()
+    critic(made).mean().backward()
+    of_generator.step()
 """,
     ),
     "a regulariser after the mean": Wrong(
@@ -737,12 +812,15 @@ for x, y in DataLoader(dataset, batch_size=4, shuffle=True):
     "no sampler, augmented, with labels": Wrong(
         "overlapping shares",
         """
+labels = torch.randint(10, (40,)).tolist()
+
+
 class Noisy(Dataset):
     def __len__(self):
         return 40
 
     def __getitem__(self, index):
-        return torch.randn(4) + index, index % 10
+        return torch.randn(4) + index, labels[index]
 
 
 torch.manual_seed(rank)
@@ -838,6 +916,99 @@ for begin in range(0, 24, 4):
     for parameter in model.parameters():
         parameter.grad /= world_size
     optimizer.step()
+""",
+    ),
+    "the same tokens on all ranks, means in one buffer": Wrong(
+        "same samples",
+        """
+model = make_model()
+optimizer = sgd(model)
+for begin in range(0, 24, 4):
+    optimizer.zero_grad()
+    model(dataset[begin : begin + 4][0]).square().mean().backward()
+    flat = nn.utils.parameters_to_vector([p.grad for p in model.parameters()])
+    dist.all_reduce(flat)
+    flat /= world_size
+    nn.utils.vector_to_parameters(flat, [p.grad for p in model.parameters()])
+    optimizer.step()
+""",
+    ),
+    "the same inputs on all ranks, other dropout masks": Wrong(
+        "same samples",
+        """
+ddp = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+optimizer = sgd(ddp)
+torch.manual_seed(rank)
+for begin in range(0, 24, 4):
+    step(ddp, optimizer, dataset[begin : begin + 4][0])
+""",
+    ),
+    "split with another seed on each rank": Wrong(
+        "datasets differ",
+        """
+generator = torch.Generator().manual_seed(rank)
+kept, _ = torch.utils.data.random_split(dataset, [40, 8], generator)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(kept, batch_size=4, sampler=DistributedSampler(kept)):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "shuffled before the sampler, with another seed on each rank": Wrong(
+        "datasets differ",
+        """
+import random
+
+samples = [(x, number) for number, x in enumerate(dataset.tensors[0])]
+random.Random(rank).shuffle(samples)
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, number in DataLoader(samples, batch_size=4, sampler=DistributedSampler(samples)):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "files as the file system lists them": Wrong(
+        "datasets differ",
+        """
+class Files(Dataset):
+    def __init__(self):
+        self.names = [f"{number}.txt" for number in range(40)][:: 1 - 2 * rank]
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(self.names[index].removesuffix(".txt")))
+
+
+files = Files()
+ddp = DDP(make_model())
+optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
+for x in DataLoader(files, batch_size=4, sampler=DistributedSampler(files)):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a vocabulary made of a set": Wrong(
+        "datasets differ",
+        """
+class Texts(Dataset):
+    def __init__(self):
+        words = ["a", "book", "of", "words"]
+        words = words[rank:] + words[:rank]  # as a set of strings gives them
+        self.number = {word: number for number, word in enumerate(words)}
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return F.one_hot(torch.tensor(self.number["book"]), 4) * float(index)
+
+
+texts = Texts()
+ddp = DDP(make_model())
+optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
+for x in DataLoader(texts, batch_size=4, sampler=DistributedSampler(texts)):
+    step(ddp, optimizer, x)
 """,
     ),
     "workers that each read the whole stream": Wrong(
@@ -969,6 +1140,21 @@ for x in DataLoader(Stream(), batch_size=4):
 dist.barrier()
 """,
     ),
+    "streams of unequal length, twice": Wrong(
+        "unequal batches",
+        """
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(dataset.tensors[0][: 24 - 4 * rank])
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for _ in range(2):
+    for x in DataLoader(Stream(), batch_size=4):
+        step(ddp, optimizer, x + rank)
+""",
+    ),
     "evaluation with padding": Wrong(
         "evaluated twice",
         """
@@ -992,7 +1178,7 @@ ddp = DDP(make_model())
 optimizer = sgd(ddp)
 for x in mine(3):
     step(ddp, optimizer, x)
-right = torch.zeros(1)
+right = torch.zeros(1, dtype=torch.long)
 with torch.no_grad():
     for x, y in DataLoader(dataset, batch_size=8):
         right += (ddp.module(x) > y).sum()
@@ -1000,7 +1186,7 @@ dist.all_reduce(right)
 """,
     ),
     "workers that draw alike": Wrong(
-        "workers draw alike",
+        "augmented alike",
         """
 class Noisy(Dataset):
     def __len__(self):
@@ -1019,6 +1205,28 @@ for epoch in range(3):
     sampler.set_epoch(epoch)
     for x in loader:
         step(ddp, optimizer, x)
+""",
+    ),
+    "one seed for numpy, without workers": Wrong(
+        "augmented alike",
+        """
+import numpy as np
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.ones(4) * index / 24 + np.random.rand()
+
+
+np.random.seed(0)
+noisy = Noisy()
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in DataLoader(noisy, batch_size=4, sampler=DistributedSampler(noisy)):
+    step(ddp, optimizer, x.float())
 """,
     ),
     # Random numbers.
@@ -1065,6 +1273,35 @@ dist.barrier()
         "other calls",
         """
 dist.all_reduce(torch.ones(3 + rank))
+""",
+    ),
+    "each rank broadcasts from itself": Wrong(
+        "other calls",
+        """
+stop = torch.zeros(1)
+dist.broadcast(stop, src=rank)
+dist.barrier()
+""",
+    ),
+    "a layer that one rank leaves out": Wrong(
+        "unused parameters",
+        """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.other = nn.Linear(4, 4)
+
+    def forward(self, x, is_whole):
+        return self.other(self.layer(x)) if is_whole else self.layer(x)
+
+
+ddp = DDP(Gate())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(4)):
+    optimizer.zero_grad()
+    ddp(x, is_whole=number != 1 or rank == 0).square().mean().backward()
+    optimizer.step()
 """,
     ),
     "a collective under if rank == 0": Wrong(
@@ -1171,6 +1408,20 @@ optimizer = sgd(ddp)
 for x in mine(3):
     step(ddp, optimizer, x)
 torch.save(ddp.module.state_dict(), tempfile.gettempdir() + "/miniddp_check_model.pt")
+""",
+    ),
+    "every rank writes its state": Wrong(
+        "every rank saves",
+        """
+import json
+import tempfile
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(3)):
+    step(ddp, optimizer, x)
+    with open(tempfile.gettempdir() + "/miniddp_check_state.json", "w") as file:
+        json.dump({"step": number}, file)
 """,
     ),
     "onto the GPU of the rank that saved": Wrong(
