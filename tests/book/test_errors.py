@@ -34,6 +34,8 @@ def places(name: str) -> Iterator[Path]:
 @cache
 def content(name: str) -> bytes | None:
     """Of the file that the page names; None if it is not installed here."""
+    if name.startswith("python/"):
+        return (Path(os.__file__).parent / name.removeprefix("python/")).read_bytes()
     files = [TORCH / name] if "/" in name else list(places(name))
     return next((file.read_bytes() for file in files if file.exists()), None)
 
