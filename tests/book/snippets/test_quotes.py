@@ -41,7 +41,7 @@ def execute() -> Iterator[Execute]:
 
     yield execute
     server.stdin.close()
-    server.wait(10)
+    server.wait(60)
 
 
 @pytest.mark.parametrize("page", QUOTING)
