@@ -2,8 +2,8 @@
 -- style rules for classes and ids, and variables, that the site's pages and scripts do not use go, and so
 -- does the icon font (theme/book.scss draws the few icons in use) and Quarto's search (theme/search.js
 -- reads its index). Scripts inside the pages become files, so that the content security policy of
--- theme/head.html lets them run, and all wait until the page is there. Ours, because PurgeCSS needs Node,
--- which Quarto does not bring.
+-- theme/head.html lets them run, and all wait until the page is there: the style sheets are fetched first.
+-- Ours, because PurgeCSS needs Node, which Quarto does not bring.
 
 local function read(path)
   local file = assert(io.open(path, "rb"))
@@ -115,6 +115,18 @@ local function description(html, url)
   return ('<link rel="canonical" href="%s">\n<script type="application/ld+json">%s</script>\n'):format(data.url, json)
 end
 
+-- The page with its head's style sheets before its scripts: a browser fetches in this order, and shows nothing
+-- before the style is there.
+local function style_first(html)
+  local head, body = html:match("^(.-</head>)(.*)$")
+  local styles = {}
+  head = head:gsub('<link[^>]*%srel="stylesheet"[^>]*>\n?', function(link)
+    table.insert(styles, link)
+    return ""
+  end)
+  return head:gsub("<script[^>]*%ssrc=", function(script) return table.concat(styles) .. script end, 1) .. body
+end
+
 -- A page without scripts and handlers inside it, with the policy before all that it concerns.
 local function secured(html, url)
   local up = html:match('src="([^"]*)site_libs/') or ""
@@ -127,6 +139,7 @@ local function secured(html, url)
   html = html:gsub(SEARCH, ""):gsub(ICONS, ""):gsub("<script([^>]*)>(.-)</script>", outside)
   html = html:gsub('<script src="([^"]*site_libs/[^"]*)"></script>', '<script src="%1" defer></script>')
   html = html:gsub("<%a[^<>]* onclick=[^<>]*>", function(tag) return (tag:gsub(' onclick="[^"]*"', "")) end)
+  html = style_first(html)
   local policy = html:match(POLICY) or ""
   local head = url ~= "404.html" and description(html, url) or ""
   html = html:gsub(POLICY, "")

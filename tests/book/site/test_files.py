@@ -279,6 +279,15 @@ def test_a_page_runs_nothing_but_the_files_of_the_site(pages: dict[Path, PagePar
         assert not re.search(r"<[a-z][^<>]*\son[a-z]+=", text), path.name
 
 
+def test_style_is_fetched_before_scripts_that_can_wait(pages: dict[Path, PageParser]) -> None:
+    for path in pages:
+        head = path.read_text(encoding="utf-8").partition("</head>")[0]
+        last_style = head.rindex('rel="stylesheet"')
+        waiting = re.search(r'<script[^>]*(?: defer|type="module")', head)
+        assert waiting, path.name
+        assert last_style < waiting.start(), path.name
+
+
 def test_every_page_says_its_one_address(pages: dict[Path, PageParser], site: Path) -> None:
     base = address_of(site)
     sitemap = (site / "sitemap.xml").read_text(encoding="utf-8")

@@ -260,6 +260,21 @@ def test_there_is_room_for_all(visit: Visit, width: int) -> None:
     assert [block for block in blocks if block[1:] != [0, 4]] == [], "it scrolls, and hides that"
 
 
+@pytest.mark.behaviour
+def test_text_has_the_size_that_the_reader_chose(visit: Visit) -> None:
+    """Twice the usual size in the browser's settings: all of it grows, and still fits."""
+    settings = visit.page.context.new_cdp_session(visit.page)
+    size = "parseFloat(getComputedStyle(document.documentElement).fontSize)"
+    usual = visit.page.evaluate(size)
+    try:
+        settings.send("Page.setFontSizes", {"fontSizes": {"standard": 32}})
+        visit.page.wait_for_function(f"{size} === {2 * usual}", timeout=30_000)
+        visit.page.wait_for_function(FITS, timeout=30_000)
+    finally:
+        settings.send("Page.setFontSizes", {"fontSizes": {"standard": 16}})
+        settings.detach()
+
+
 def test_formulas_have_their_font_and_other_pages_do_not_load_it(visited: Visit) -> None:
     visited.page.evaluate("document.fonts.ready.then(() => null)")
     formulas, loaded = visited.page.evaluate(FORMULAS)
