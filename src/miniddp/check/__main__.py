@@ -15,11 +15,15 @@ FOUND = 1
 NO_GROUP = 64
 ONE_RANK = 65
 NO_TORCH = 66
+NO_SCRIPT = 67
 STEPS = 30
 
 
 def main() -> int:
     options = parse()
+    if not options.m and (fault := why_not_a_script(Path(options.program))):
+        say(f"miniddp.check: {options.program} {fault}")
+        return NO_SCRIPT
     sys.argv = [options.program, *options.arguments]
     with tempfile.TemporaryDirectory(prefix="miniddp-check-") as folder:
         verdict = Path(folder) / "verdict"
@@ -57,6 +61,17 @@ def parse() -> argparse.Namespace:
     if options.steps is None and options.epochs is None:
         options.steps = STEPS
     return options
+
+
+def why_not_a_script(program: Path) -> str:
+    """Empty if Python can run it."""
+    if not program.exists():
+        return "does not exist"
+    if program.is_dir() and not (program / "__main__.py").exists():
+        return "is a directory without a __main__.py"
+    if program.suffix == ".ipynb":
+        return "is a notebook: jupyter nbconvert --to script makes a script"
+    return ""
 
 
 def run(program: str, is_module: bool) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Session:
         watch = functools.partial(stand_around, self.recorder)
         watch(dist, "init_process_group", self.init_process_group)
         watch(BaseProcess, "__init__", self.start_process)
+        watch(os, "_exit", self.leave)
 
     def init_process_group(self, call: Call) -> Notes:
         yield
@@ -84,6 +85,11 @@ class Session:
         if self.exchange is not None and self.pid == os.getpid():
             self.exchange.finish(has_failed)
             self.exchange = None
+
+    def leave(self, call: Call) -> Notes:
+        """The script ends this process without a word."""
+        self.finish(has_failed=call.argument(0, "status") != 0)
+        yield
 
     def start_process(self, call: Call) -> Notes:
         """A process that the script starts may become a rank."""

@@ -128,6 +128,23 @@ def test_exit_codes(text: str, ranks: int, code: int, tmp_path: Path) -> None:
     assert list(run_ranks(run_command, ranks, str(script), backend=None)) == [code]
 
 
+@pytest.mark.parametrize("name", ["missing.py", "folder", "notebook.ipynb"])
+def test_what_is_no_script_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notebook.ipynb").write_text("{}", encoding="utf-8")
+    results = run_ranks(run_command, 1, str(tmp_path / name), backend=None)
+    assert list(results) == [command.NO_SCRIPT]
+    assert len(results.outputs[0].splitlines()) == 1
+    assert f"{name} " in results.outputs[0]
+
+
+def test_what_is_found_is_told_before_os_exit(tmp_path: Path) -> None:
+    text = f"{WRONG['never wrapped'].text}\nimport os\n\nos._exit(3)\n"
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(run_command, 2, str(written(tmp_path, text)), backend=None)
+    assert "miniddp.check: not wrapped" in "".join(failure.value.outputs)
+
+
 def test_an_exception_passes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise KeyError('of the script')", encoding="utf-8")
