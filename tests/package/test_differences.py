@@ -196,6 +196,30 @@ def test_bf16_hook_over_gloo() -> None:
     on_two_ranks(bf16_hook_over_gloo)
 
 
+def gradients_that_stay(rank: int) -> None:
+    gradients = []
+    for wrap in (TorchDDP, OurDDP):
+        torch.manual_seed(0)
+        ddp = wrap(Mlp(), gradient_as_bucket_view=True)
+        for _ in range(2):
+            ddp.zero_grad(set_to_none=False)
+            ddp(inputs() + rank).square().sum().backward()
+        gradients.append(ddp.module.second.weight.grad)
+    theirs, ours = gradients
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(ours, theirs)
+
+
+@row(
+    "differ",
+    says="Three ranks, `gradient_as_bucket_view=True`, `zero_grad(set_to_none=False)`.",
+    torch="Divides by 3 what is in the bucket already.",
+    miniddp="Multiplies by 1/3, as both do otherwise: the last bits differ.",
+)
+def test_gradients_that_stay_in_the_bucket() -> None:
+    run(quietly, 3, gradients_that_stay)
+
+
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters}
@@ -325,6 +349,19 @@ def test_join() -> None:
 def test_an_option_that_is_refused(name: str) -> None:
     assert name in checks.NOT_HERE.split()
     assert name in options(TorchDDP.__init__)
+
+
+@row(
+    "only torch",
+    says="`_ddp_params_and_buffers_to_ignore`: names that the module gives, left out",
+    miniddp="refused",
+)
+def test_names_to_ignore() -> None:
+    assert checks.IGNORED in inspect.getsource(TorchDDP)
+    module = Mlp()
+    setattr(module, checks.IGNORED, ["last.bias"])
+    with pytest.raises(NotImplementedError, match=f"has no {checks.IGNORED}: freeze"):
+        checks.check_module(module, None, None)
 
 
 @row(

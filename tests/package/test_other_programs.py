@@ -675,19 +675,6 @@ def test_a_parameter_replaced_after_wrapping(what: str, options: dict[str, Any])
         assert ("'last." in message) == (what == "layer")
 
 
-def ignored(rank: int) -> None:
-    module = Mlp()
-    module._ddp_params_and_buffers_to_ignore = ["last.bias"]
-    DDP(module)
-
-
-def test_parameters_to_ignore_are_refused() -> None:
-    """torch's class leaves them out, without a public name for it."""
-    for message in errors(ignored):
-        assert "has no _ddp_params_and_buffers_to_ignore" in message
-        assert "freeze" in message
-
-
 def exchanged(rank: int, cap_mb: float | None) -> None:
     """A hook that fills one `.grad` with the memory of another one."""
     ddp = DDP(Mlp(), gradient_as_bucket_view=True, bucket_cap_mb=cap_mb)
