@@ -7,6 +7,7 @@ writes `vis/trace-a100.svg`, `vis/trace-v100.svg`, `vis/trace-ranks.svg` and
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ WIDTH = 354
 HEIGHT = 28
 """Of a bar, in a row of 44."""
 
-COLUMN = 1
-"""How wide a column is whose height says for which share of its time something ran."""
+ROUNDED = ' rx="4"'
+"""A rectangle's attribute: its corners are round."""
 
 STYLE = """\
   <style>
@@ -126,11 +127,11 @@ def host_box(rows: Iterable[Row], kind: str, label: str = "") -> Box:
 
 
 def rect(
-    name: str, x: float, y: float, width: float, height: float, more: str = ""
+    name: str, x: float, y: float, width: float, height: float, corners: str = ""
 ) -> str:
     return (
         f'<rect class="{name}" x="{number(x)}" y="{number(y)}" '
-        f'width="{number(width)}" height="{number(height)}"{more} />'
+        f'width="{number(width)}" height="{number(height)}"{corners} />'
     )
 
 
@@ -145,32 +146,26 @@ def text(x: float, y: float, words: str, name: str = "", anchor: str = "") -> st
 
 
 def columns(busy: Sequence[Interval], scale: Scale, y: float, name: str) -> list[str]:
-    """A column for each piece of time, as high as the share that is busy."""
-    pieces = WIDTH // COLUMN
-    piece = (scale.end - scale.start) / pieces
+    """A column, 1 wide, for each piece of time: as high as the share that is busy."""
+    piece = (scale.end - scale.start) / WIDTH
     heights = []
-    for place in range(pieces):
+    for place in range(WIDTH):
         start = scale.start + place * piece
         share = length(intersect(busy, [(start, start + piece)])) / piece
         heights.append(round(HEIGHT * share))
     drawn = []
-    place = 0
-    while place < pieces:
-        following = place + 1
-        while following < pieces and heights[following] == heights[place]:
-            following += 1
-        height = heights[place]
+    x = LEFT
+    for height, alike in groupby(heights):
+        width = len(list(alike))
         if height:
-            x = LEFT + COLUMN * place
-            width = COLUMN * (following - place)
             drawn.append(rect(name, x, y + HEIGHT - height, width, height))
-        place = following
+        x += width
     return drawn
 
 
 def panel(stem: str, y: float, label: str) -> list[str]:
     return [
-        rect(f"{stem}-panel", LEFT, y, WIDTH, 44, ' rx="4"'),
+        rect(f"{stem}-panel", LEFT, y, WIDTH, 44, ROUNDED),
         text(6, y + 27, label, f"{stem}-muted"),
     ]
 
@@ -206,7 +201,7 @@ def host(drawing: Drawing, scale: Scale, y: float) -> list[str]:
     for box in drawing.host:
         left = scale.x(box.start)
         width = scale.x(box.end) - left
-        drawn.append(rect(f"{stem}-pill", left, y + 8, width, HEIGHT, ' rx="4"'))
+        drawn.append(rect(f"{stem}-pill", left, y + 8, width, HEIGHT, ROUNDED))
         if box.label:
             drawn.append(text(left + width / 2, y + 27, box.label, anchor="middle"))
     return drawn
@@ -221,7 +216,7 @@ def draw(drawing: Drawing) -> str:
     left = step.x(detail.start)
     right = step.x(detail.end)
     light, dark = RANK_COLOURS[drawing.rank]
-    parts = [
+    shapes = [
         f'<title id="{stem}-title">{drawing.title}</title>',
         f'<desc id="{stem}-desc">{drawing.description}</desc>',
         STYLE.format(stem=stem, rank=drawing.rank, light=light, dark=dark).strip(),
@@ -234,7 +229,7 @@ def draw(drawing: Drawing) -> str:
         *axis(stem, detail, 310, drawing.detail_ticks),
     ]
     root = ROOT.format(stem=stem, height=336)
-    return "\n  ".join([root, *parts]) + "\n</svg>\n"
+    return "\n  ".join([root, *shapes]) + "\n</svg>\n"
 
 
 def a100() -> str:
@@ -344,7 +339,7 @@ def eight_ranks() -> str:
     ]
     dark = [f"        --rank-{rank}: {pair[1]};" for rank, pair in RANK_COLOURS.items()]
     style = RANKS_STYLE.format(colours="\n".join(light), dark="\n".join(dark))
-    parts = [
+    shapes = [
         f'<title id="{stem}-title">One collective on eight ranks: all end together</title>',
         f'<desc id="{stem}-desc">Measured, to scale: a row for each rank, 7.6 ms from left '
         "to right, with a bar for as long as its kernel of the first all-to-all ran. Rank 1 "
@@ -357,7 +352,7 @@ def eight_ranks() -> str:
         y = 8 + 30 * place
         x = begin + per_us * float(row["start_us"])
         length_of_bar = per_us * float(row["duration_us"])
-        parts += [
+        shapes += [
             f'<g class="{stem}-rank{row["rank"]}">',
             f'<circle class="{stem}-bar" cx="16" cy="{y + 13}" r="11" />',
             rect(f"{stem}-panel", begin, y, width, 26),
@@ -368,11 +363,11 @@ def eight_ranks() -> str:
         ]
     for tick in (0, 2, 4, 6):
         x = begin + per_us * 1e3 * tick
-        parts.append(f'<path class="{stem}-rule" d="M{number(x)} 248 v5" />')
+        shapes.append(f'<path class="{stem}-rule" d="M{number(x)} 248 v5" />')
         words = "0 ms" if tick == 0 else str(tick)
-        parts.append(text(x, 267, words, f"{stem}-muted", "middle"))
+        shapes.append(text(x, 267, words, f"{stem}-muted", "middle"))
     root = ROOT.format(stem=stem, height=276)
-    return "\n  ".join([root, *parts]) + "\n</svg>\n"
+    return "\n  ".join([root, *shapes]) + "\n</svg>\n"
 
 
 MEMORY_STYLE = """\
@@ -421,7 +416,7 @@ def memory() -> str:
     kinds_held = [kind for kinds in MEMORY_AREAS.values() for kind in kinds]
     peak = max(sum(float(row[kind]) for kind in kinds_held) for row in rows)
     light, dark = RANK_COLOURS[0]
-    parts = [
+    shapes = [
         f'<title id="{stem}-title">What a training step holds on a GPU, over time</title>',
         f'<desc id="{stem}-desc">Measured, to scale: {len(rows)} ms from left to right. '
         "Parameters and momentum are a low band that never changes. Activations grow on it "
@@ -443,22 +438,22 @@ def memory() -> str:
             for area in (list(enumerate(above)), list(enumerate(below))[::-1])
             for place, held in area
         ]
-        parts.append(f'<polygon class="{name}" points="{" ".join(edge)}" />')
+        shapes.append(f'<polygon class="{name}" points="{" ".join(edge)}" />')
         below = above
     y = bottom - per_mib * formula
-    parts += [
+    shapes += [
         f'<path class="{stem}-formula" d="M{LEFT} {number(y)} h{WIDTH}" />',
         text(LEFT + WIDTH, y - 8, f"by the formulas: {formula:,.0f} MiB", anchor="end"),
         text(scale.x(70), bottom - 90, "activations", anchor="middle"),
     ]
     for held in (0, 1000, 2000):
         y = bottom - per_mib * held
-        parts.append(f'<path class="{stem}-rule" d="M{LEFT} {number(y)} h-5" />')
-        parts.append(text(LEFT - 9, y + 5, f"{held:,}", f"{stem}-muted", "end"))
-    parts += axis(stem, scale, bottom, (0, 50, 100, 150))
-    parts += _memory_key(stem, bottom + 42)
+        shapes.append(f'<path class="{stem}-rule" d="M{LEFT} {number(y)} h-5" />')
+        shapes.append(text(LEFT - 9, y + 5, f"{held:,}", f"{stem}-muted", "end"))
+    shapes += axis(stem, scale, bottom, (0, 50, 100, 150))
+    shapes += _memory_key(stem, bottom + 42)
     root = ROOT.format(stem=stem, height=bottom + 52)
-    return "\n  ".join([root, *parts]) + "\n</svg>\n"
+    return "\n  ".join([root, *shapes]) + "\n</svg>\n"
 
 
 def _memory_key(stem: str, y: float) -> list[str]:
