@@ -142,8 +142,7 @@ def sampler(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
             fault = f"they shuffle with the seeds {listed(seeds)}"
         elif first["shuffle"] and len(set(numbers)) > 1:
             fault = f"set_epoch was called with {listed(numbers)}"
-        elif in_another_order(peers):
-            name = in_another_order(peers)
+        elif name := in_another_order(peers):
             yield run.found("datasets differ", first, name=name)
         if fault:
             yield run.found("samplers that do not split", first, fault=fault)

@@ -166,7 +166,8 @@ def random_states() -> list[int]:
     states = [torch.get_rng_state().numpy().tobytes()]
     states.append(repr(random.getstate()).encode())
     if "numpy" in sys.modules:
-        states.append(repr(sys.modules["numpy"].random.get_state()).encode())
+        _, keys, position, *_ = sys.modules["numpy"].random.get_state()
+        states.append(keys.tobytes() + str(position).encode())
     return [zlib.crc32(state) for state in states]
 
 

@@ -10,6 +10,9 @@ from torch.utils.data import Subset
 FEWEST = 3
 MOST = 100_000
 """Lists of so many things are compared."""
+LETTERS = 200
+PARTS = 16
+"""Of a thing so many letters, or so many of what it holds."""
 
 
 def order_of(dataset: Any) -> dict[str, list[int]]:
@@ -19,11 +22,12 @@ def order_of(dataset: Any) -> dict[str, list[int]]:
     indices does not split samples.
     """
     if isinstance(dataset, Subset):
-        indices = digests(dataset.indices)
-        return {"indices": [sum_of(indices, ordered=True), 0]}
+        indices = digests(map(int, dataset.indices[:MOST]))
+        of_subset = {"indices": [sum_of(indices, ordered=True), 0]}
+        return order_of(dataset.dataset) | of_subset
     if isinstance(dataset, list):
         return digests_of_list("the list", dataset)
-    found = {}
+    found: dict[str, list[int]] = {}
     for name, value in getattr(dataset, "__dict__", {}).items():
         if isinstance(value, list | tuple):
             found.update(digests_of_list(name, value))
@@ -38,8 +42,8 @@ def order_of(dataset: Any) -> dict[str, list[int]]:
 def digests_of_list(name: str, items: Any) -> dict[str, list[int]]:
     if not FEWEST <= len(items) <= MOST:
         return {}
-    each = digests(items)
-    return {name: [sum_of(each, ordered=True), sum_of(each, ordered=False)]}
+    codes = digests(items)
+    return {name: [sum_of(codes, ordered=True), sum_of(codes, ordered=False)]}
 
 
 def digests(items: Iterable[Any]) -> list[int]:
@@ -49,13 +53,15 @@ def digests(items: Iterable[Any]) -> list[int]:
 def plain(item: Any) -> Any:
     """What is the same on all ranks if the item is: no address."""
     if isinstance(item, tuple | list):
-        return [plain(part) for part in item]
+        return [plain(part) for part in item[:PARTS]]
+    if isinstance(item, str | bytes):
+        return item[:LETTERS]
     if isinstance(item, Tensor):
         return item.shape
-    is_plain = isinstance(item, str | int | float | bytes)
-    return item if is_plain else type(item).__name__
+    return item if isinstance(item, int | float) else type(item).__name__
 
 
-def sum_of(digests: list[int], *, ordered: bool) -> int:
-    factors = range(1, len(digests) + 1) if ordered else [1] * len(digests)
-    return sum(f * d for f, d in zip(factors, digests, strict=True)) % 2**32
+def sum_of(codes: list[int], *, ordered: bool) -> int:
+    if not ordered:
+        return sum(codes) % 2**32
+    return sum(place * code for place, code in enumerate(codes, 1)) % 2**32
