@@ -30,17 +30,14 @@ ROUNDED = ' rx="4"'
 """A rectangle's attribute: its corners are round."""
 
 STYLE = """\
-  <style>
-    .{stem}-rank{rank} {{ color: var(--rank-{rank}, {light}); }}
+<style>
+{rules}
     .{stem}-panel {{ fill: var(--surface, #f6f8fa); }}
-    .{stem}-pill {{ fill: var(--bg, #ffffff); stroke: var(--line, #8b949e); stroke-width: 1.5; }}
-    .{stem}-compute {{ fill: currentColor; }}
-    .{stem}-message {{ fill: var(--fg, #1b1f24); }}
     .{stem}-muted {{ fill: var(--muted, #57606a); }}
     .{stem}-rule {{ fill: none; stroke: var(--muted, #57606a); stroke-width: 1; }}
     @media (prefers-color-scheme: dark) {{
       svg:root {{
-        --rank-{rank}: {dark};
+{colours}
         --fg: #e3e7ec;
         --muted: #a3adb8;
         --line: #6f7a86;
@@ -50,6 +47,23 @@ STYLE = """\
       }}
     }}
   </style>"""
+
+STEP_RULES = (
+    "pill { fill: var(--bg, #ffffff); stroke: var(--line, #8b949e); stroke-width: 1.5; }",
+    "compute { fill: currentColor; }",
+    "message { fill: var(--fg, #1b1f24); }",
+)
+RANKS_RULES = (
+    "bar { fill: currentColor; }",
+    "number { fill: var(--bg, #ffffff); font-weight: 600; }",
+)
+MEMORY_RULES = (
+    "activations { fill: currentColor; fill-opacity: 0.55; }",
+    "states { fill: var(--fg, #1b1f24); }",
+    "gradients { fill: var(--muted, #57606a); }",
+    "other { fill: var(--line, #8b949e); fill-opacity: 0.6; }",
+    "formula { stroke: var(--fg, #1b1f24); stroke-width: 2; stroke-dasharray: 6 4; }",
+)
 
 ROOT = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 440 {height}" role="img" '
@@ -108,22 +122,21 @@ class Scale(NamedTuple):
         return LEFT + WIDTH * (time - self.start) / (self.end - self.start)
 
 
+def interval(row: Row) -> Interval:
+    """From when to when, in milliseconds."""
+    start = float(row["start_us"]) / 1e3
+    return start, start + float(row["duration_us"]) / 1e3
+
+
 def of_stream(rows: Iterable[Row], stream: str) -> list[Interval]:
     """When the stream ran anything, in milliseconds."""
-    found = []
-    for row in rows:
-        if row["row"] != stream:
-            continue
-        start = float(row["start_us"]) / 1e3
-        found.append((start, start + float(row["duration_us"]) / 1e3))
-    return union(found)
+    return union(interval(row) for row in rows if row["row"] == stream)
 
 
 def host_box(rows: Iterable[Row], kind: str, label: str = "") -> Box:
     """What the host did under that name."""
-    row = next(row for row in rows if row["kind"] == kind)
-    start = float(row["start_us"]) / 1e3
-    return Box(start, start + float(row["duration_us"]) / 1e3, label)
+    start, end = interval(next(row for row in rows if row["kind"] == kind))
+    return Box(start, end, label)
 
 
 def rect(
@@ -133,6 +146,33 @@ def rect(
         f'<rect class="{name}" x="{number(x)}" y="{number(y)}" '
         f'width="{number(width)}" height="{number(height)}"{corners} />'
     )
+
+
+def style(stem: str, ranks: Iterable[int], rules: Iterable[str]) -> str:
+    """Its rules, with the colours of the ranks in light and in dark."""
+    lines = []
+    colours = []
+    for rank in ranks:
+        light, dark = RANK_COLOURS[rank]
+        lines.append(
+            f"    .{stem}-rank{rank} {{ color: var(--rank-{rank}, {light}); }}"
+        )
+        colours.append(f"        --rank-{rank}: {dark};")
+    lines += [f"    .{stem}-{rule}" for rule in rules]
+    return STYLE.format(stem=stem, rules="\n".join(lines), colours="\n".join(colours))
+
+
+def svg(
+    stem: str, height: float, title: str, description: str, shapes: Iterable[str]
+) -> str:
+    """The text of a drawing, 440 wide."""
+    lines = [
+        ROOT.format(stem=stem, height=height),
+        f'<title id="{stem}-title">{title}</title>',
+        f'<desc id="{stem}-desc">{description}</desc>',
+        *shapes,
+    ]
+    return "\n  ".join(lines) + "\n</svg>\n"
 
 
 def number(value: float) -> str:
@@ -215,11 +255,8 @@ def draw(drawing: Drawing) -> str:
     detail = Scale(*drawing.detail)
     left = step.x(detail.start)
     right = step.x(detail.end)
-    light, dark = RANK_COLOURS[drawing.rank]
     shapes = [
-        f'<title id="{stem}-title">{drawing.title}</title>',
-        f'<desc id="{stem}-desc">{drawing.description}</desc>',
-        STYLE.format(stem=stem, rank=drawing.rank, light=light, dark=dark).strip(),
+        style(stem, [drawing.rank], STEP_RULES),
         *host(drawing, step, 8),
         *streams(drawing, rows, step, 60),
         *axis(stem, step, 158, drawing.ticks),
@@ -228,8 +265,7 @@ def draw(drawing: Drawing) -> str:
         *streams(drawing, rows, detail, 212),
         *axis(stem, detail, 310, drawing.detail_ticks),
     ]
-    root = ROOT.format(stem=stem, height=336)
-    return "\n  ".join([root, *shapes]) + "\n</svg>\n"
+    return svg(stem, 336, drawing.title, drawing.description, shapes)
 
 
 def a100() -> str:
@@ -304,27 +340,6 @@ def v100() -> str:
     )
 
 
-RANKS_STYLE = """\
-<style>
-{colours}
-    .trace-ranks-bar {{ fill: currentColor; }}
-    .trace-ranks-number {{ fill: var(--bg, #ffffff); font-weight: 600; }}
-    .trace-ranks-panel {{ fill: var(--surface, #f6f8fa); }}
-    .trace-ranks-muted {{ fill: var(--muted, #57606a); }}
-    .trace-ranks-rule {{ fill: none; stroke: var(--muted, #57606a); stroke-width: 1; }}
-    @media (prefers-color-scheme: dark) {{
-      svg:root {{
-{dark}
-        --fg: #e3e7ec;
-        --muted: #a3adb8;
-        --surface: #1b2027;
-        --bg: #14171c;
-        background: var(--bg, #ffffff);
-      }}
-    }}
-  </style>"""
-
-
 def eight_ranks() -> str:
     """The first collective of eight ranks: when each began, and that all end together."""
     stem = "trace-ranks"
@@ -333,21 +348,14 @@ def eight_ranks() -> str:
     width = 320
     longest = max(float(row["duration_us"]) for row in rows)
     per_us = width / longest
-    light = [
-        f"    .{stem}-rank{rank} {{ color: var(--rank-{rank}, {pair[0]}); }}"
-        for rank, pair in RANK_COLOURS.items()
-    ]
-    dark = [f"        --rank-{rank}: {pair[1]};" for rank, pair in RANK_COLOURS.items()]
-    style = RANKS_STYLE.format(colours="\n".join(light), dark="\n".join(dark))
-    shapes = [
-        f'<title id="{stem}-title">One collective on eight ranks: all end together</title>',
-        f'<desc id="{stem}-desc">Measured, to scale: a row for each rank, 7.6 ms from left '
-        "to right, with a bar for as long as its kernel of the first all-to-all ran. Rank 1 "
-        "comes first, its bar is the longest, with 7,635 microseconds. Rank 7 comes last, "
-        "its bar is hardly to be seen, with 10 microseconds. All bars end at the same "
-        "moment.</desc>",
-        style,
-    ]
+    title = "One collective on eight ranks: all end together"
+    description = (
+        "Measured, to scale: a row for each rank, 7.6 ms from left to right, with a bar "
+        "for as long as its kernel of the first all-to-all ran. Rank 1 comes first, its "
+        "bar is the longest, with 7,635 microseconds. Rank 7 comes last, its bar is hardly "
+        "to be seen, with 10 microseconds. All bars end at the same moment."
+    )
+    shapes = [style(stem, RANK_COLOURS, RANKS_RULES)]
     for place, row in enumerate(rows):
         y = 8 + 30 * place
         x = begin + per_us * float(row["start_us"])
@@ -366,35 +374,13 @@ def eight_ranks() -> str:
         shapes.append(f'<path class="{stem}-rule" d="M{number(x)} 248 v5" />')
         words = "0 ms" if tick == 0 else str(tick)
         shapes.append(text(x, 267, words, f"{stem}-muted", "middle"))
-    root = ROOT.format(stem=stem, height=276)
-    return "\n  ".join([root, *shapes]) + "\n</svg>\n"
+    return svg(stem, 276, title, description, shapes)
 
-
-MEMORY_STYLE = """\
-<style>
-    .trace-memory-rank0 {{ fill: var(--rank-0, {light}); fill-opacity: 0.55; }}
-    .trace-memory-states {{ fill: var(--fg, #1b1f24); }}
-    .trace-memory-gradients {{ fill: var(--muted, #57606a); }}
-    .trace-memory-other {{ fill: var(--line, #8b949e); fill-opacity: 0.6; }}
-    .trace-memory-muted {{ fill: var(--muted, #57606a); }}
-    .trace-memory-rule {{ fill: none; stroke: var(--muted, #57606a); stroke-width: 1; }}
-    .trace-memory-formula {{ stroke: var(--fg, #1b1f24); stroke-width: 2; stroke-dasharray: 6 4; }}
-    @media (prefers-color-scheme: dark) {{
-      svg:root {{
-        --rank-0: {dark};
-        --fg: #e3e7ec;
-        --muted: #a3adb8;
-        --line: #6f7a86;
-        --bg: #14171c;
-        background: var(--bg, #ffffff);
-      }}
-    }}
-  </style>"""
 
 MEMORY_AREAS = {
     "trace-memory-states": ("parameters_mib", "momentum_mib"),
     "trace-memory-gradients": ("gradients_mib",),
-    "trace-memory-rank0": ("activations_mib",),
+    "trace-memory-rank0 trace-memory-activations": ("activations_mib",),
     "trace-memory-other": ("images_mib", "other_mib"),
 }
 """From below: the columns of each area."""
@@ -415,18 +401,16 @@ def memory() -> str:
     activations = [float(row["activations_mib"]) for row in rows]
     kinds_held = [kind for kinds in MEMORY_AREAS.values() for kind in kinds]
     peak = max(sum(float(row[kind]) for kind in kinds_held) for row in rows)
-    light, dark = RANK_COLOURS[0]
-    shapes = [
-        f'<title id="{stem}-title">What a training step holds on a GPU, over time</title>',
-        f'<desc id="{stem}-desc">Measured, to scale: {len(rows)} ms from left to right. '
+    title = "What a training step holds on a GPU, over time"
+    description = (
+        f"Measured, to scale: {len(rows)} ms from left to right. "
         "Parameters and momentum are a low band that never changes. Activations grow on it "
         f"during forward, to {max(activations):,.0f} MiB after "
         f"{activations.index(max(activations))} ms, and shrink to nothing during backward, "
         "while the gradients grow to as much as the parameters. A dashed line, the sum by "
         f"the formulas, touches the top: {formula:,.0f} MiB beside a peak of {peak:,.0f}."
-        "</desc>",
-        MEMORY_STYLE.format(light=light, dark=dark),
-    ]
+    )
+    shapes = [style(stem, [0], MEMORY_RULES)]
     below = [0.0] * len(rows)
     for name, kinds in MEMORY_AREAS.items():
         above = [
@@ -452,8 +436,7 @@ def memory() -> str:
         shapes.append(text(LEFT - 9, y + 5, f"{held:,}", f"{stem}-muted", "end"))
     shapes += axis(stem, scale, bottom, (0, 50, 100, 150))
     shapes += _memory_key(stem, bottom + 42)
-    root = ROOT.format(stem=stem, height=bottom + 52)
-    return "\n  ".join([root, *shapes]) + "\n</svg>\n"
+    return svg(stem, bottom + 52, title, description, shapes)
 
 
 def _memory_key(stem: str, y: float) -> list[str]:
