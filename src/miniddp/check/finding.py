@@ -132,15 +132,26 @@ class Run:
         are_whole = all(list(event["ranks"]) == whole for event in steps)
         is_split = any(event["is_split"] for event in steps)
         sends = bool(self.all_of_kind("point to point"))
-        return are_whole and not is_split and not sends
+        is_one_model = are_whole and not is_split and not sends
+        return is_one_model and not self.is_search()
 
-    def reunites(self) -> bool:
-        """Whether weights part by plan: they are sent, or equal again.
+    def is_search(self) -> bool:
+        """Whether each trains a model of its own, with settings of its own."""
+        calls = self.all_of_kind("collective")
+        if not self.steps or any(map(is_talk, calls)):
+            return False
+        is_wrapped = bool(self.all_of_kind("wrap"))
+        return not is_wrapped and not equal(self.steps[0].peers, "settings")
 
-        Equal after the ranks have talked, for all could load a checkpoint.
+    def parts_by_plan(self) -> bool:
+        """Whether weights may part: in a search, or for some steps.
+
+        They are sent themselves, or equal again after the ranks have talked:
+        without that, all may have loaded a checkpoint.
         """
         calls = self.all_of_kind("collective")
-        if any(event.get("is_weight") and event["step"] for event in calls):
+        is_sent = any(e.get("is_weight") and e["step"] for e in calls)
+        if is_sent or self.is_search():
             return True
         have_talked: dict[int, bool] = {}
         for peers, before in self.steps:

@@ -21,7 +21,7 @@ Digests = dict[str, Any]
 
 
 def find(run: Run) -> Iterator[Finding]:
-    if not run.reunites():
+    if not run.parts_by_plan():
         yield from not_averaged(run)
     for step in run.steps:
         yield from clipped_too_early(run, step)

@@ -18,7 +18,7 @@ FAR_APART = 0.15
 
 
 def find(run: Run) -> Iterator[Finding]:
-    if not run.reunites():
+    if not run.parts_by_plan():
         unwrapped = list(not_wrapped(run))
         yield from unwrapped or weights(run)
     yield from never_steps(run)
