@@ -32,28 +32,25 @@ ROUNDED = ' rx="4"'
 STYLE = """\
 <style>
 {rules}
-    .{stem}-panel {{ fill: var(--surface, #f6f8fa); }}
     .{stem}-muted {{ fill: var(--muted, #57606a); }}
     .{stem}-rule {{ fill: none; stroke: var(--muted, #57606a); stroke-width: 1; }}
     @media (prefers-color-scheme: dark) {{
       svg:root {{
 {colours}
-        --fg: #e3e7ec;
-        --muted: #a3adb8;
-        --line: #6f7a86;
-        --surface: #1b2027;
-        --bg: #14171c;
         background: var(--bg, #ffffff);
       }}
     }}
   </style>"""
 
+PANEL = "panel { fill: var(--surface, #f6f8fa); }"
 STEP_RULES = (
+    PANEL,
     "pill { fill: var(--bg, #ffffff); stroke: var(--line, #8b949e); stroke-width: 1.5; }",
     "compute { fill: currentColor; }",
     "message { fill: var(--fg, #1b1f24); }",
 )
 RANKS_RULES = (
+    PANEL,
     "bar { fill: currentColor; }",
     "number { fill: var(--bg, #ffffff); font-weight: 600; }",
 )
@@ -71,6 +68,14 @@ ROOT = (
     'font-family="system-ui, sans-serif" font-size="14" '
     'style="display: block; max-width: 33rem; height: auto; margin: 0 auto">'
 )
+
+IN_DARK = {
+    "fg": "#e3e7ec",
+    "muted": "#a3adb8",
+    "line": "#6f7a86",
+    "surface": "#1b2027",
+    "bg": "#14171c",
+}
 
 RANK_COLOURS = {
     0: ("#2563eb", "#7cb0ff"),
@@ -159,7 +164,11 @@ def style(stem: str, ranks: Iterable[int], rules: Iterable[str]) -> str:
         )
         colours.append(f"        --rank-{rank}: {dark};")
     lines += [f"    .{stem}-{rule}" for rule in rules]
-    return STYLE.format(stem=stem, rules="\n".join(lines), colours="\n".join(colours))
+    text_of_rules = "\n".join(lines)
+    for name, dark in IN_DARK.items():
+        if f"var(--{name}," in ROOT + STYLE + text_of_rules:
+            colours.append(f"        --{name}: {dark};")
+    return STYLE.format(stem=stem, rules=text_of_rules, colours="\n".join(colours))
 
 
 def svg(
