@@ -120,6 +120,16 @@ def test_axe_finds_nothing(visit: Visit) -> None:
         assert problems == [], scheme
 
 
+@pytest.mark.behaviour
+def test_a_finger_finds_every_target(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 360, "height": 800})
+    only = {"type": "rule", "values": ["target-size"]}
+    found = Axe().run(visit.page, options={"runOnly": only}).response["violations"]
+    small = [f"{node['html'][:120]}: {node['failureSummary']}" for rule in found
+             for node in rule["nodes"]]  # fmt: skip
+    assert small == []
+
+
 def check_tip(page: Page, owner: Locator, text: str) -> None:
     """The tooltip shows on focus and on hover, says `text`, and goes on Escape."""
     for show in (owner.focus, owner.hover):
