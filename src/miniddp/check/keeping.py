@@ -19,10 +19,10 @@ def written_twice(run: Run) -> Iterator[Finding]:
             file = (event["host"], event["path"])
             writers.setdefault(file, {})[rank] = event
     for (_, path), events in writers.items():
-        is_file = not path.startswith("/dev/") and "lock" not in path
-        if len(events) > 1 and is_file:
+        name = Path(path).name
+        is_kept = not path.startswith("/dev/") and "lock" not in name
+        if len(events) > 1 and is_kept:
             first, *_ = events.values()
-            name = Path(path).name
             yield run.found("every rank saves", first, ranks=events, file=name)
 
 
