@@ -102,17 +102,27 @@ class Exchange(threading.Thread):
             say(f"miniddp.check: gave up: {error!r}")
 
     def left_alone(self) -> list[Event]:
-        """Where the ranks are, if a call here broke off as others had ended."""
+        """Where the ranks are, if a call here broke off as others had ended.
+
+        A rank that leaves its group says a little later that it has ended.
+        """
         place = self.recorder.broken_place
+        if place.get("group") != "":
+            return []
+        self.wait_for(
+            lambda: any(map(self.is_end_of_another, self.beats())),
+            ANSWER_SECONDS,
+        )
         beats = self.beats()
-        others = [beat for beat in beats if beat["rank"] != self.rank]
-        has_ended = any(beat["is_done"] for beat in others)
-        have_failed = any(beat["has_failed"] for beat in others)
-        if not has_ended or have_failed or place.get("group") != "":
+        ended = [beat for beat in beats if self.is_end_of_another(beat)]
+        if not ended or any(beat["has_failed"] for beat in ended):
             return []
         here = {"is_done": False, "place": place, "stack": [place["line"]]}
         beats[self.rank].update(here)
         return beats
+
+    def is_end_of_another(self, beat: Event) -> bool:
+        return bool(beat["is_done"] and beat["rank"] != self.rank)
 
     def key(self, name: str, rank: int = 0) -> str:
         return f"miniddp.check/{name}/{rank}"

@@ -145,6 +145,25 @@ def test_what_is_found_is_told_before_os_exit(tmp_path: Path) -> None:
     assert "miniddp.check: not wrapped" in "".join(failure.value.outputs)
 
 
+LEAVES = """
+model = make_model()
+for number, x in enumerate(mine(6)):
+    if number == 3 and rank == 1:
+        break
+    model(x).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+dist.destroy_process_group()
+time.sleep(1)
+"""
+
+
+def test_a_rank_that_leaves_its_group_before_it_ends_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(run_command, 2, str(written(tmp_path, LEAVES)), backend=None)
+    assert "a rank has left: rank 1 has ended" in "".join(failure.value.outputs)
+
+
 def test_an_exception_passes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise KeyError('of the script')", encoding="utf-8")
