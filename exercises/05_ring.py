@@ -7,7 +7,8 @@ Fill in the three functions, then run
 Rank r sends to rank r + 1 and receives from rank r - 1, counted round the
 circle. Chunk k of a tensor is its k-th part of N equal ones. Use `dist.isend`
 and `dist.irecv`; each returns an object to `wait()` for. Start both before you
-wait for either.
+wait for either. That is for Gloo: over NCCL the two belong in one
+`dist.batch_isend_irecv`, as in the chapter.
 """
 
 from torch import Tensor

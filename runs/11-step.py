@@ -98,6 +98,7 @@ figure(fig)
 # %% name="bar-values" badge="computed"
 record(
     alone_ms=1e3 * alone,
+    backward_ms=1e3 * (alone - OPTIMIZER) * 2 / 3,
     naive_waits_ms=1e3 * waits[1],
     flat_waits_ms=1e3 * waits[2],
     overlapped_waits_ms=1e3 * waits[3],
@@ -193,7 +194,8 @@ record(
 # %% [markdown]
 # ## One GPU, and eight
 #
-# Eight micro-batches: on one GPU one after the other, on eight GPUs at the same time.
+# Eight micro-batches: on one GPU one after the other, then one update, on eight GPUs at the same
+# time.
 
 # %% name="why" badge="computed"
 EIGHT = {
@@ -201,15 +203,18 @@ EIGHT = {
     "eight GPUs,\nat the end of\nchapter 7": bars[ways.OVERLAPPED],
 }
 fig, axes = plt.subplots(figsize=(5.2, 3.4))
+one_batch = alone - OPTIMIZER
+one_gpu = RANKS * one_batch + OPTIMIZER
 for number in range(RANKS):
-    axes.barh(0, 1e3 * alone, 0.9, 1e3 * alone * number, color=SURFACE, edgecolor=FOREGROUND)
+    width = 1e3 * one_batch
+    axes.barh(0, width, 0.9, width * number, color=SURFACE, edgecolor=FOREGROUND)
 for group, (one, wait) in enumerate(EIGHT.values()):
     rows = [1.6 + 2.6 * group + 0.25 * rank for rank in range(RANKS)]
     axes.barh(rows, 1e3 * one, 0.22, color=RANK_COLORS[:RANKS], alpha=0.6, linewidth=0)
     axes.barh(rows, 1e3 * wait, 0.22, 1e3 * one, color=WAITING, alpha=0.35, linewidth=0)
-    text = f"{1e3 * (one + wait):.1f} ms: {RANKS * alone / (one + wait):.1f} times as fast"
+    text = f"{1e3 * (one + wait):.1f} ms: {one_gpu / (one + wait):.1f} times as fast"
     axes.text(1e3 * (one + wait) + 6, rows[4], text, va="center", color=FOREGROUND)
-ms = 1e3 * RANKS * alone
+ms = 1e3 * one_gpu
 axes.text(ms, -0.7, f"{ms:.1f} ms", va="center", ha="right", color=FOREGROUND)
 axes.text(1e3 * alone, 1.2, "waits", va="center", color=WAITING)
 axes.invert_yaxis()
@@ -222,11 +227,11 @@ figure(fig)
 naive, hidden = (sum(parts) for parts in EIGHT.values())
 record(
     gpus=RANKS,
-    one_gpu_ms=1e3 * RANKS * alone,
+    one_gpu_ms=1e3 * one_gpu,
     naive_ms=1e3 * naive,
-    naive_times=RANKS * alone / naive,
+    naive_times=one_gpu / naive,
     naive_lost=100 * (1 - alone / naive),
-    overlapped_times=RANKS * alone / hidden,
+    overlapped_times=one_gpu / hidden,
 )
 
 # %% [markdown]

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 
-def wrap(model, gpus=None, cap=25, send=True):
+def wrap(model, gpus=None, cap=None, send=True):
     ddp = DistributedDataParallel(
         model, device_ids=gpus, bucket_cap_mb=cap, gradient_as_bucket_view=True
     )

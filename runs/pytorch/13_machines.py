@@ -25,12 +25,12 @@ def call_the_roll(gloo, patience):
 def train(train_step, save, steps, every, device):
     told = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    for step in steps:
+    for step in range(1, steps + 1):
         train_step(step)
         leave = torch.tensor(float(len(told)), device=device)
         dist.all_reduce(leave)  # the same answer on every rank
-        if leave or (step + 1) % every == 0:
-            save(step + 1)
+        if leave or step % every == 0 or step == steps:
+            save(step)
         if leave:
             break
 
@@ -45,11 +45,11 @@ def main():
 
     def train_step(step):
         done.append(step)
-        if rank == 1 and step == 5:
+        if rank == 1 and step == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    train(train_step, saved.append, range(100), 4, torch.device("cpu"))
-    assert done == list(range(6))
+    train(train_step, saved.append, 100, 4, torch.device("cpu"))
+    assert done == [1, 2, 3, 4, 5, 6]
     assert saved == [4, 6]
 
     call_the_roll(gloo, timedelta(minutes=1))

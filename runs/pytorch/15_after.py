@@ -12,6 +12,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 def shard(model, dtype=torch.bfloat16):
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
     policy = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32)
     for layer in model.layers:
         fully_shard(layer, mp_policy=policy)
@@ -51,6 +53,8 @@ def main():
     alone = Model()
     model = copy.deepcopy(alone)
     in_16_bits = copy.deepcopy(alone)
+    if dist.get_rank() == 1:
+        nn.init.zeros_(model.head.weight)  # what rank 0 does not have
 
     inputs, targets = map(torch.cat, zip(*batches, strict=True))
     optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""Buffers are copied from rank 0 in every forward, unless you say no.
+"""Buffers are copied from rank 0 before a forward, unless you say no.
 
 torchrun --standalone --nproc_per_node=2 runs/questions/buffers.py
 """
@@ -30,6 +30,10 @@ for _ in range(3):
     local(x).sum().backward()
 assert copied.module.seen.item() == 2.0 + x.item()  # rank 0's, then its own
 assert local.module.seen.item() == 3 * x.item()
+with copied.no_sync():
+    copied(x)  # copies them: the forward before it averages
+    copied(x)  # does not
+assert copied.module.seen.item() == 3.0 + 2 * x.item()
 total = local.module.seen.clone()
 dist.all_reduce(total)  # all have seen, once, where you need it
 assert total.item() == 9.0

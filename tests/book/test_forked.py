@@ -84,6 +84,8 @@ def test_a_signal_after_its_end_changes_nothing(tmp_path: Path) -> None:
         command = [sys.executable, "-IS", "-c", client]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as it:
             connection, _ = server.accept()
+            for file in socket.recv_fds(connection, 9, 250)[1]:
+                os.close(file)  # else its stderr stays open
             gone = subprocess.Popen(["true"])
             gone.wait()
             connection.sendall(b"%d\n" % gone.pid)
