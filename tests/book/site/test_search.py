@@ -19,6 +19,7 @@ def page(
 ) -> Iterator[Page]:
     context = browser.new_context(viewport=DESKTOP)
     context.set_default_timeout(10000)
+    context.set_default_navigation_timeout(60_000)  # on a busy machine
     page = context.new_page()
     page.problems = []  # type: ignore[attr-defined]
     page.asked = []  # type: ignore[attr-defined]

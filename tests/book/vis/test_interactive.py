@@ -812,6 +812,7 @@ def test_numbers_in_words(compute: Compute, function: str, value: float, text: s
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 800, "height": 900})
     context.set_default_timeout(5000)
+    context.set_default_navigation_timeout(60_000)  # on a busy machine
     page = context.new_page()
     page.route(f"{ADDRESS}/**", serve)
     page.complaints = []  # type: ignore[attr-defined]
