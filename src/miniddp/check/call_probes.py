@@ -118,11 +118,15 @@ class CallProbes:
         yield
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
-        """Called for each file that Python opens."""
+        """Called for each file that Python opens, which must not fail by it."""
         if event != "open" or not isinstance(args[1], str):
             return
-        if args[1][:1] in ("w", "x"):
+        if args[1][:1] not in ("w", "x"):
+            return
+        try:
             self.note_file(args[0])
+        except Exception as error:
+            self.recorder.give_up(error)
 
     def note_file(self, file: Any) -> None:
         """A directory is that of a temporary file without a name."""

@@ -2,36 +2,13 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
+from miniddp.check.epochs import BATCHES, Epoch, epochs
 from miniddp.check.finding import Event, Finding, Peers, Run, are_same
+from miniddp.check.shares import SHARED, overlap
 
-BATCHES = 2
-"""So many batches have to be equal, and different from each other."""
 STEPS = 3
 """So many losses or gradients."""
-UNIQUE = 0.9
-"""Such a share of the samples has to be unlike the others, to be known."""
-SHARED = 3
-"""So many samples that both read have to be equal."""
-
-
-class Epoch(NamedTuple):
-    """The n-th time that a line goes through a DataLoader, on all ranks."""
-
-    peers: Peers
-    batches: list[list[Event]]
-    """Of each rank."""
-    have_ended: list[bool]
-    is_training: bool
-    """Whether an optimizer has stepped on the way."""
-
-    def rows(self) -> list[Peers]:
-        return list(zip(*self.batches, strict=False))
-
-    def has_same_batches(self) -> bool:
-        rows = [row for row in self.rows() if row[0]["columns"]]
-        return are_same(rows, "columns", BATCHES)
 
 
 def find(run: Run) -> Iterator[Finding]:
@@ -48,37 +25,6 @@ def find(run: Run) -> Iterator[Finding]:
             *overlap(run, whole),
         ]
         yield from faults[:1]
-        yield from evaluated_twice(run, all_epochs)
-
-
-def epochs(run: Run) -> list[Epoch]:
-    by_place = [
-        {e["place"]: e for e in run.of_kind(rank, "epoch")}
-        for rank in run.ranks
-    ]
-    batches = [events_by_place(run, rank, "batch") for rank in run.ranks]
-    ends = [events_by_place(run, rank, "end of epoch") for rank in run.ranks]
-    found = []
-    for place, first in by_place[0].items():
-        if not all(place in of_rank for of_rank in by_place):
-            continue
-        later = batches[0].get(place, []) + ends[0].get(place, [])
-        found.append(
-            Epoch(
-                tuple(of_rank[place] for of_rank in by_place),
-                [of_rank.get(place, []) for of_rank in batches],
-                [place in of_rank for of_rank in ends],
-                any(event["step"] > first["step"] for event in later),
-            )
-        )
-    return found
-
-
-def events_by_place(run: Run, rank: int, kind: str) -> dict[str, list[Event]]:
-    by_place: dict[str, list[Event]] = {}
-    for event in run.of_kind(rank, kind):
-        by_place.setdefault(event["place"], []).append(event)
-    return by_place
 
 
 def unequal(run: Run, training: list[Epoch]) -> Iterator[Finding]:
@@ -212,74 +158,6 @@ def local_passes(events: list[Event]) -> list[Event]:
     return passes
 
 
-def overlap(run: Run, training: list[Epoch]) -> Iterator[Finding]:
-    """Samples that ranks 0 and 1 read, each in an order of its own."""
-    for epoch in training:
-        mine, others, *_ = map(samples_of, epoch.batches)
-        count = max(share_samples(mine, others), share_content(mine, others))
-        if count and all(reads_everything(event) for event in epoch.peers):
-            yield run.found(
-                "overlapping shares",
-                epoch.peers[0],
-                count=count,
-                watched=len(mine),
-            )
-
-
-def reads_everything(epoch: Event) -> bool:
-    if epoch["replacement"] or None in (epoch["samples"], epoch["batches"]):
-        return False
-    size = epoch["batch_size"] or 1
-    return bool((epoch["batches"] + 1) * size > epoch["samples"])
-
-
-def samples_of(batches: list[Event]) -> dict[int, list[int]]:
-    """Of each sample that was read, by its index, its digests."""
-    samples = {}
-    for batch in batches:
-        indices = batch["indices"]
-        columns = [c for c in batch["columns"] if len(c) == len(indices)]
-        for number, index in enumerate(indices):
-            samples[index] = [column[number] for column in columns]
-    return samples
-
-
-def share_samples(
-    mine: dict[int, list[int]], others: dict[int, list[int]]
-) -> int:
-    """How many both have read, if a column is equal, and no constant."""
-    both = mine.keys() & others.keys()
-    pairs = [zip(mine[index], others[index], strict=False) for index in both]
-    for column in zip(*pairs, strict=False):
-        is_equal = all(one == other for one, other in column)
-        are_enough = len(both) >= SHARED and len(set(column)) >= BATCHES
-        if is_equal and are_enough and not is_regular(list(both), column):
-            return len(both)
-    return 0
-
-
-def is_regular(indices: list[int], values: Peers) -> bool:
-    """Whether the values follow from the indices, as labels may."""
-    for period in range(1, len(indices) // 2 + 1):
-        rests = [index % period for index in indices]
-        if len(set(zip(rests, values, strict=True))) == len(set(rests)):
-            return True
-    in_order = [value for _, value in sorted(zip(indices, values, strict=True))]
-    changes = sum(one != other for one, other in pairwise(in_order))
-    return changes < len(set(in_order))
-
-
-def share_content(
-    mine: dict[int, list[int]], others: dict[int, list[int]]
-) -> int:
-    """How many both have read, if they are many, wherever they lie."""
-    kinds = set(map(tuple, mine.values()))
-    both = kinds & set(map(tuple, others.values()))
-    are_many = len(both) >= max(SHARED + 1, len(kinds) / 5)
-    are_unique = len(kinds) > UNIQUE * len(mine)
-    return len(both) if are_many and are_unique and () not in both else 0
-
-
 def same_workers(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
     """Of a stream, which each worker reads as a whole."""
     for peers, batches, *_ in all_epochs:
@@ -316,47 +194,3 @@ def should_shuffle(epoch: Event) -> bool:
     if epoch["has_set_epoch"]:
         return epoch["shuffle"] is not False
     return bool(epoch["sampler"] == "RandomSampler")
-
-
-def evaluated_twice(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
-    """Samples that several ranks evaluate, and whose results are added."""
-    for epoch in all_epochs:
-        first = epoch.peers[0]
-        sums = added_up(run, first)
-        if epoch.is_training or not sums:
-            continue
-        read = [
-            (index, *columns)
-            for of_rank in epoch.batches
-            for batch in of_rank
-            for index, columns in samples_of([batch]).items()
-        ]
-        count = len(set(read))
-        twice = len(read) - count
-        by_all = len(read) == len(run.ranks) * count
-        if by_all and not are_counts(sums, count):
-            continue  # means, or sums beside the number of their terms
-        if twice > 0 and count == first["samples"]:
-            kind = "evaluated twice"
-            yield run.found(kind, first, samples=count, twice=twice)
-
-
-def added_up(run: Run, epoch: Event) -> list[list[float]]:
-    """What is all-reduced after this epoch, before the next training."""
-    sums = []
-    has_ended = False
-    for event in run.events[0]:
-        if event["kind"] == "end of epoch":
-            has_ended = has_ended or event["place"] == epoch["place"]
-        if has_ended and event["kind"] == "backward":
-            break
-        if has_ended and event.get("operation") == "all_reduce":
-            sums.append(event.get("summed", []))
-    return sums
-
-
-def are_counts(sums: list[list[float]], samples: int) -> bool:
-    """Integers, none of which is the number of all samples."""
-    values = [value for row in sums for value in row]
-    are_integers = all(isinstance(value, int) for value in values)
-    return bool(values) and are_integers and samples not in values

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from miniddp.check.data import epochs
+from miniddp.check.epochs import epochs
 from miniddp.check.finding import Event, Finding, Run, equal
 
 TIMES = 2

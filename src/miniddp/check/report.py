@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from miniddp.check import (
     data,
+    evaluation,
     gradients,
     keeping,
     order,
@@ -15,7 +16,16 @@ from miniddp.check import (
 )
 from miniddp.check.finding import SEVERITIES, Finding, Run
 
-KINDS = (data, order, replicas, gradients, randomness, keeping, speed)
+KINDS = (
+    data,
+    evaluation,
+    order,
+    replicas,
+    gradients,
+    randomness,
+    keeping,
+    speed,
+)
 """Each has a `find(run)`; of findings that are as bad, in this order."""
 
 

@@ -1,6 +1,7 @@
 """`miniddp.check`: silent on right programs, and right about the wrong ones."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -100,6 +101,11 @@ def run_command(rank: int, *arguments: str) -> int:
         return int(end.code or 0)
 
 
+def in_folder(rank: int, folder: str, script: str) -> int:
+    os.chdir(folder)
+    return run_command(rank, script)
+
+
 def test_a_watched_script_gives_the_same_bits(tmp_path: Path) -> None:
     script = str(written(tmp_path, TRAINING))
     alone = run_ranks(run_as_it_is, 2, script, backend=None).outputs
@@ -162,6 +168,27 @@ def test_a_rank_that_leaves_its_group_before_it_ends_is_named(tmp_path: Path) ->
     with pytest.raises(RanksFailed) as failure:
         run_ranks(run_command, 2, str(written(tmp_path, LEAVES)), backend=None)
     assert "a rank has left: rank 1 has ended" in "".join(failure.value.outputs)
+
+
+WITHOUT_A_FOLDER = """
+import os
+
+here = os.getcwd()
+gone = os.path.join(here, "gone")
+os.mkdir(gone)
+os.chdir(gone)
+os.rmdir(gone)
+with open(os.path.join(here, "written"), "w") as file:
+    file.write("whole")
+"""
+
+
+def test_a_file_is_written_where_the_watcher_cannot_tell_who_writes_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_A_FOLDER, encoding="utf-8")
+    results = run_ranks(in_folder, 1, str(tmp_path), str(script), backend=None)
+    assert list(results) == [command.NO_TORCH], results.outputs
+    assert (tmp_path / "written").read_text() == "whole"
 
 
 def test_an_exception_passes(tmp_path: Path) -> None:
