@@ -125,8 +125,7 @@ def test_a_finger_finds_every_target(visit: Visit) -> None:
     visit.page.set_viewport_size({"width": 360, "height": 800})
     only = {"type": "rule", "values": ["target-size"]}
     found = Axe().run(visit.page, options={"runOnly": only}).response["violations"]
-    small = [f"{node['html'][:120]}: {node['failureSummary']}" for rule in found
-             for node in rule["nodes"]]  # fmt: skip
+    small = [node["html"][:120] for rule in found for node in rule["nodes"]]
     assert small == []
 
 
