@@ -355,14 +355,16 @@ def eight_ranks() -> str:
     rows = [row for row in read("dlrm_8xv100_collectives") if row["number"] == "0"]
     begin = 36
     width = 320
-    longest = max(float(row["duration_us"]) for row in rows)
+    shortest, last = min((float(row["duration_us"]), row["rank"]) for row in rows)
+    longest, first = max((float(row["duration_us"]), row["rank"]) for row in rows)
     per_us = width / longest
     title = "One collective on eight ranks: all end together"
     description = (
-        "Measured, to scale: a row for each rank, 7.6 ms from left to right, with a bar "
-        "for as long as its kernel of the first all-to-all ran. Rank 1 comes first, its "
-        "bar is the longest, with 7,635 microseconds. Rank 7 comes last, its bar is hardly "
-        "to be seen, with 10 microseconds. All bars end at the same moment."
+        f"Measured, to scale: a row for each rank, {longest / 1e3:.1f} ms from left to right, "
+        f"with a bar for as long as its kernel of the first all-to-all ran. Rank {first} comes "
+        f"first, its bar is the longest, with {longest:,.0f} microseconds. Rank {last} comes "
+        f"last, its bar is hardly to be seen, with {shortest:.0f} microseconds. All bars end at "
+        "the same moment."
     )
     shapes = [style(stem, RANK_COLOURS, RANKS_RULES)]
     for place, row in enumerate(rows):
