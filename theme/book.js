@@ -203,10 +203,22 @@ function putNeedsBeforeQuotes() {
 
 const GLASS = '<svg viewBox="0 0 16 16" fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" aria-hidden="true"><circle cx="7" cy="7" r="4.5"/><path d="m10.5 10.5 4 4"/></svg>';
 
-// Its script and its index come with the first use.
+// Its script and its index come with the first use; what is typed until then is kept.
 async function openSearch() {
-  const { open } = await import("./search.js");
-  open(new URLSearchParams(location.search).get("q") ?? "");
+  let typed = "";
+  const keepKey = (event) => {
+    if (event.key.length > 1 || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    typed += event.key;
+  };
+  document.addEventListener("keydown", keepKey, true);
+  try {
+    const { open } = await import("./search.js");
+    open(typed || new URLSearchParams(location.search).get("q"));
+  } finally {
+    document.removeEventListener("keydown", keepKey, true);
+  }
 }
 
 function addSearch() {

@@ -98,10 +98,10 @@ dialog.addEventListener("keydown", (event) => {
   next?.focus();
 });
 
-export function open(query = "") {
+export function open(query) {
   if (!dialog.open) dialog.showModal();
-  if (query) input.value = query;
   input.focus();
-  input.select();
+  if (query) input.value = query;
+  else input.select();
   show();
 }

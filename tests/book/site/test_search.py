@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from .sites import BUILDS, DESKTOP
 
@@ -54,6 +54,18 @@ def test_most_of_the_words_of_a_message_are_enough(page: Page) -> None:
     expect(page.locator(RESULTS).first).to_contain_text("Everything")
     page.locator("dialog.search input").fill("zygote quagmire says")
     expect(page.locator("dialog.search [role=status]")).to_have_text("No places")
+
+
+def test_what_is_typed_before_the_script_has_come_is_searched(page: Page) -> None:
+    script: list[Route] = []
+    page.route("**/search.js", lambda route: script.append(route))
+    with page.expect_request("**/search.js"):
+        page.keyboard.press("/")
+    page.keyboard.type("total / sum(")
+    script[0].continue_()
+    expect(page.locator(INPUT)).to_have_value("total / sum(")
+    page.keyboard.type("weights)")
+    expect(page.locator("dialog.search mark").first).to_have_text("total / sum(weights)")
 
 
 def test_a_link_to_a_search_works(page: Page) -> None:
