@@ -249,7 +249,7 @@ def test_badge_of_a_recording_whose_behaviour_was_declared_unchanged(render, boo
     recording["metadata"]["miniddp"]["accepted"] = [said]
     path.write_text(json.dumps(recording), encoding="utf-8")
     html = render(PAGE, '::: {.run name="02-cpu" cell="hello"}\n:::\n').stdout
-    assert badge(html).endswith(" · the code changed since, its behaviour did not: renamed")
+    assert badge(html).endswith(" · the code changed since, its behaviour did not")
     html = render(PAGE, '::: {.notebook name="02-cpu"}\n:::\n').stdout
     assert "renamed (2026-12-01, commit ccccccc)" in html
 
