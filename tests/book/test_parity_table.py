@@ -10,10 +10,14 @@ import pytest
 
 from ..parity import ROOT, TABLE, short
 
+OF_MAKE_PARITY = ["package", "finetune", "instruments"]
+
 
 def test_the_table_is_that_of_the_tests(tmp_path: Path) -> None:
     described = tmp_path / "parity.json"
-    files = sorted(path for path in ROOT.glob("tests/**/test_*.py") if "row(" in path.read_text())
+    others = sorted(set(ROOT.glob("tests/**/test_*.py")) - {Path(__file__)})
+    files = [path for path in others if "row(" in path.read_text()]
+    files.sort(key=lambda path: OF_MAKE_PARITY.index(path.relative_to(ROOT / "tests").parts[0]))
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "parity", *files]
     command += [f"--parity={described}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
