@@ -22,7 +22,7 @@ def wrap(model, gpus=None, cap=None, send=True):
 
 
 def bucket_bytes(ddp):
-    """As they are sent, after two steps; before, those of the first step."""
+    """As they are sent, after three steps; before, those of the first step."""
     data = ddp._get_ddp_logging_data()
     sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
     return [int(size) for size in sizes.split(",")]
