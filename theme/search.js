@@ -1,37 +1,64 @@
-// The search: the sections of the book that hold what is typed. Error messages, as they were printed, and names
-// of code are found as they stand; where no section has all the words, those with most of them are shown.
+// The search: the sections of the book that hold what is typed. Names of code and error messages are found as they
+// stand. A message with the paths and numbers of a reader's own run is found by most of its words, or by a phrase.
 
 const SHOWN = 15;
 const ENOUGH = 0.6; // of the words
+const PHRASE = 3; // words in a row
 const AROUND = 90; // characters
 
 const site = new URL("../", import.meta.url);
 const flat = (text) => text.replace(/\s+/g, " ").trim();
+
+const lettersOf = (text) => text.toLowerCase().split(/[^\p{L}\p{N}_]+/u).join(" ");
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 async function readIndex() {
   const sections = await (await fetch(new URL("search.json", site))).json();
   return sections.map(({ href, title, section, text }) => {
     const place = flat(section ? `${title}: ${section}` : title);
     const content = flat(text);
-    return { href, place, content, searched: `${place} ${content}`.toLowerCase() };
+    const searched = `${place} ${content}`.toLowerCase();
+    return { href, place, content, searched, letters: lettersOf(searched) };
   });
 }
 
+// The words of a query; numbers are others in each run that fails.
+function wordsOf(query) {
+  return lettersOf(query).split(" ").filter((word) => word.length > 1 && !/^\d+$/.test(word));
+}
+
+// How much a word tells: little if many sections have it.
+function weightIn(sections, word) {
+  const having = sections.filter(({ letters }) => letters.includes(word)).length;
+  return Math.log(sections.length / Math.max(1, having));
+}
+
+// The words that stand in a text in this order, from a place in the query on.
+function runFrom(start, words, letters) {
+  let end = start;
+  while (end < words.length && letters.includes(words.slice(start, end + 1).join(" "))) end += 1;
+  return end - start;
+}
+
 // How well a section answers; 0 if it does not.
-function score({ place, searched }, wanted, words) {
-  const found = words.filter((word) => searched.includes(word)).length / words.length;
-  if (found < ENOUGH) return 0;
-  const exact = searched.includes(wanted) ? 2 : 0;
-  const named = place.toLowerCase().includes(wanted) ? 1 : 0;
-  return found + exact + named;
+function score({ place, searched, letters }, wanted, words, weights) {
+  const exact = searched.includes(wanted);
+  const runs = words.map((_, start) => runFrom(start, words, letters));
+  const found = runs.filter((run) => run > 0).length;
+  if (!exact && Math.max(0, ...runs) < PHRASE && (found === 0 || found < ENOUGH * words.length)) return 0;
+  const told = sum(weights.filter((_, i) => runs[i] > 0));
+  const longest = Math.max(0, ...runs.map((run, start) => sum(weights.slice(start, start + run))));
+  const named = place.toLowerCase().includes(wanted);
+  return (told + longest) / (2 * sum(weights) || 1) + exact + named;
 }
 
 export function find(sections, query) {
   const wanted = flat(query).toLowerCase();
   if (wanted.length < 2) return [];
-  const words = wanted.split(" ");
+  const words = wordsOf(wanted);
+  const weights = words.map((word) => weightIn(sections, word));
   return sections
-    .map((section) => ({ section, points: score(section, wanted, words) }))
+    .map((section) => ({ section, points: score(section, wanted, words, weights) }))
     .filter(({ points }) => points > 0)
     .sort((one, other) => other.points - one.points)
     .slice(0, SHOWN)
@@ -42,7 +69,7 @@ export function find(sections, query) {
 function excerpt({ content }, query) {
   const wanted = flat(query).toLowerCase();
   const lower = content.toLowerCase();
-  const match = [wanted, ...wanted.split(" ")].find((text) => lower.includes(text)) ?? "";
+  const match = [wanted, ...wordsOf(wanted)].find((text) => lower.includes(text)) ?? "";
   const start = match ? lower.indexOf(match) : 0;
   const mark = document.createElement("mark");
   mark.textContent = content.slice(start, start + match.length);

@@ -47,12 +47,16 @@ def test_code_is_found_as_it_stands(page: Page) -> None:
     page.wait_for_url("**/chapters/01-everything.html*")
 
 
-def test_most_of_the_words_of_a_message_are_enough(page: Page) -> None:
+def test_most_of_the_words_of_a_message_are_enough_or_a_phrase(page: Page) -> None:
     page.keyboard.press("/")
     expect(page.locator(INPUT)).to_be_focused()
     page.keyboard.type("each value counts as often as rank 7 says")
     expect(page.locator(RESULTS).first).to_contain_text("Everything")
-    page.locator("dialog.search input").fill("zygote quagmire says")
+    page.locator(INPUT).fill(
+        "/home/me/train.py:37: ZeroDivisionError [pid 41]: counts as often as rank 9 says"
+    )
+    expect(page.locator(RESULTS).first).to_contain_text("Everything")
+    page.locator(INPUT).fill("zygote quagmire says")
     expect(page.locator("dialog.search [role=status]")).to_have_text("No places")
 
 
