@@ -1,6 +1,7 @@
 """`torchrun --nproc_per_node=2 -m miniddp.check train.py --its --options`."""
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
@@ -21,10 +22,11 @@ STEPS = 30
 
 def main() -> int:
     options = parse()
-    if not options.m and (fault := why_not_a_script(Path(options.program))):
+    sys.argv = [options.program, *options.arguments]
+    why_not = why_not_a_module if options.m else why_not_a_script
+    if fault := why_not(options.program):
         say(f"miniddp.check: {options.program} {fault}")
         return NO_SCRIPT
-    sys.argv = [options.program, *options.arguments]
     with tempfile.TemporaryDirectory(prefix="miniddp-check-") as folder:
         verdict = Path(folder) / "verdict"
         verdict.touch()
@@ -63,8 +65,9 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def why_not_a_script(program: Path) -> str:
+def why_not_a_script(name: str) -> str:
     """Empty if Python can run it."""
+    program = Path(name)
     if not program.exists():
         return "does not exist"
     if program.is_dir() and not (program / "__main__.py").exists():
@@ -72,6 +75,14 @@ def why_not_a_script(program: Path) -> str:
     if program.suffix == ".ipynb":
         return "is a notebook: jupyter nbconvert --to script makes a script"
     return ""
+
+
+def why_not_a_module(name: str) -> str:
+    try:
+        is_there = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:  # its package, or what that imports
+        is_there = not name.startswith(str(error.name))
+    return "" if is_there else "is no module that Python finds from here"
 
 
 def run(program: str, is_module: bool) -> dict[str, Any]:

@@ -49,6 +49,8 @@ ROOTS = {
 """Which argument says from or to which rank."""
 FEW = 8
 """So many numbers that are summed are noted as they are."""
+MOST_FILES = 1000
+"""So many files are noted, each once: a script may write for days."""
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
@@ -69,6 +71,7 @@ class CallProbes:
         self.recorder = recorder
         self.trained = trained
         self.in_collective = False
+        self.files: set[str] = set()
 
     def collective(self, call: Call) -> Notes:
         if self.in_collective:
@@ -132,10 +135,14 @@ class CallProbes:
         """A directory is that of a temporary file without a name."""
         line = user_line()
         is_path = isinstance(file, str | os.PathLike)
-        if is_path and line and not os.path.isdir(file):
-            path = os.path.realpath(file)
-            host = os.uname().nodename
-            self.recorder.note("save", line=line, path=path, host=host)
+        if not is_path or not line or os.path.isdir(file):
+            return
+        path = os.path.realpath(file)
+        if path in self.files or len(self.files) == MOST_FILES:
+            return
+        self.files.add(path)
+        host = os.uname().nodename
+        self.recorder.note("save", line=line, path=path, host=host)
 
     def load(self, call: Call) -> Notes:
         yield

@@ -29,6 +29,8 @@ from miniddp.check.samples import columns_of, largest_of
 
 REMEMBERED = 64
 """So many samples at the start of an epoch are compared with the next."""
+MOST_EPOCHS = 30
+"""So often a line's loader is noted after the watch."""
 ASKED = ("num_replicas", "rank", "shuffle", "seed", "replacement", "epoch")
 """Of a sampler, if it has them."""
 
@@ -65,6 +67,8 @@ class DataProbes:
         line = line_of(frame) if frame else ""
         if self.trained[line] == self.recorder.epochs:
             self.recorder.is_watching = False
+        if not self.recorder.is_watching and self.begun[line] >= MOST_EPOCHS:
+            return
         self.epochs[call.result] = self.recorder.note(
             "epoch",
             line=line,

@@ -48,6 +48,10 @@ def is_mean(node: Any) -> bool:
         return False
     if node.name().startswith(("AddBackward", "SubBackward")):
         return any(is_mean(term) for term, _ in node.next_functions)
+    if node.name().startswith("DivBackward"):
+        divisor = node._saved_other
+        is_one = is_number(divisor) and float(divisor) == 1
+        return is_one and is_mean(node.next_functions[0][0])
     if node.name().startswith("MeanBackward"):
         return True
     return getattr(node, "_saved_reduction", 0) == 1

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from miniddp.check import __main__ as command
+from miniddp.check.call_probes import MOST_FILES, CallProbes
 from miniddp.check.finding import TABLE
+from miniddp.check.recorder import Recorder
+from miniddp.check.trained import Trained
 from miniddp.launch import RanksFailed, run_ranks
 
 from .watched import RIGHT, findings, fork_workers, written
@@ -144,6 +147,14 @@ def test_what_is_no_script_is_said(name: str, tmp_path: Path) -> None:
     assert f"{name} " in results.outputs[0]
 
 
+@pytest.mark.parametrize("name", ["missing_module", "missing.train"])
+def test_what_is_no_module_is_said(name: str) -> None:
+    results = run_ranks(run_command, 1, "-m", name, backend=None)
+    assert list(results) == [command.NO_SCRIPT]
+    assert len(results.outputs[0].splitlines()) == 1
+    assert f"{name} " in results.outputs[0]
+
+
 def test_what_is_found_is_told_before_os_exit(tmp_path: Path) -> None:
     text = f"{WRONG['never wrapped'].text}\nimport os\n\nos._exit(3)\n"
     with pytest.raises(RanksFailed) as failure:
@@ -189,6 +200,37 @@ def test_a_file_is_written_where_the_watcher_cannot_tell_who_writes_it(tmp_path:
     results = run_ranks(in_folder, 1, str(tmp_path), str(script), backend=None)
     assert list(results) == [command.NO_TORCH], results.outputs
     assert (tmp_path / "written").read_text() == "whole"
+
+
+def test_what_is_noted_after_the_watch_has_a_bound(tmp_path: Path) -> None:
+    recorder = Recorder(steps=1, epochs=None)
+    probes = CallProbes(recorder, Trained())
+    recorder.end_step()
+    for step in range(2 * MOST_FILES):
+        probes.audit("open", (str(tmp_path / "log.json"), "w"))
+        probes.audit("open", (str(tmp_path / f"{step}.png"), "w"))
+    assert [Path(event["path"]).name for event in recorder.events[:2]] == ["log.json", "0.png"]
+    assert len(recorder.events) == MOST_FILES
+
+
+EACH_STEP = """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number in range(300):
+    generator = torch.Generator().manual_seed(2 * number + rank)
+    x, _ = next(iter(DataLoader(dataset, batch_size=4, shuffle=True, generator=generator)))
+    step(ddp, optimizer, x)
+from miniddp.check.session import _sessions
+
+print("noted", len(_sessions[0].recorder.events))
+"""
+
+
+def test_a_loader_made_anew_in_each_step_is_noted_no_more_after_the_watch(tmp_path: Path) -> None:
+    script = str(written(tmp_path, EACH_STEP))
+    results = run_ranks(run_command, 2, "--steps", "4", script, backend=None)
+    noted = int(re.search(r"noted (\d+)", results.outputs[0]).group(1))
+    assert noted < 100
 
 
 def test_an_exception_passes(tmp_path: Path) -> None:

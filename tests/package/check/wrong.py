@@ -742,6 +742,21 @@ for number, x in enumerate(mine(8)):
         optimizer.zero_grad()
 """,
     ),
+    "the loss is divided by one": Wrong(
+        "loss not divided",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+steps_that_the_library_knows = 1
+for number, x in enumerate(mine(8)):
+    is_last = number % 4 == 3
+    with contextlib.nullcontext() if is_last else ddp.no_sync():
+        (ddp(x).square().mean() / steps_that_the_library_knows).backward()
+    if is_last:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
     "every micro-batch is averaged": Wrong(
         "averaged in every micro-batch",
         """
