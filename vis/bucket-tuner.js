@@ -33,7 +33,7 @@ export function tuned(inputs, cap) {
 }
 
 function build() {
-  const inputs = { measured: "allreduce_h100_8gpu", alpha: 30e-6, bandwidth: 250e9, backward: 0.03, model: "smollm2-360m-classifier" };
+  const inputs = { measured: "allreduce_h100_8gpu", alpha: 30e-6, bandwidth: 250e9, backward: 0.026, model: "smollm2-360m-classifier" };
   let position = CAPS.indexOf(DEFAULT_CAP);
 
   const nameOf = (cap) => `${cap} MiB${cap === DEFAULT_CAP ? ", the default" : ""}`;
