@@ -31,14 +31,15 @@ class NoiseScale:
     """Squared lengths of gradients: of one rank's samples, and of all."""
 
     def __init__(self, ddp):
-        self.local = self.joined = 0.0
+        self.local = []
+        self.joined = []
         ddp.register_comm_hook(self, NoiseScale.hook)
 
     def hook(self, bucket):
-        self.local += bucket.buffer().square().sum()  # of this rank's mean
+        self.local.append(bucket.buffer().square().sum())  # of a rank's mean
 
         def count(future):
-            self.joined += future.value().square().sum()
+            self.joined.append(future.value().square().sum())
             return future.value()
 
         return allreduce_hook(None, bucket).then(count)
@@ -46,10 +47,11 @@ class NoiseScale:
     def in_samples(self, per_rank):
         """The trace of the covariance over the squared length, of all steps."""
         ranks = dist.get_world_size()
-        local = self.local / ranks
+        local = sum(self.local) / ranks
         dist.all_reduce(local)  # all ranks call this: their mean is less noisy
-        noise = (local - self.joined) / (1 / per_rank - 1 / (ranks * per_rank))
-        return (noise / (self.joined - noise / (ranks * per_rank))).item()
+        joined = sum(self.joined)
+        noise = (local - joined) / (1 / per_rank - 1 / (ranks * per_rank))
+        return (noise / (joined - noise / (ranks * per_rank))).item()
 
 
 def main():

@@ -18,7 +18,7 @@ class Curve(NamedTuple):
 
 def fit_steps(batches: Sequence[int], steps: Sequence[float]) -> Curve:
     """The curve that comes nearest to measured steps, by squared relative distances."""
-    taken = torch.tensor(steps).unsqueeze(1)
+    taken = torch.tensor(steps, dtype=torch.float32).unsqueeze(1)
     terms = torch.tensor([[1, 1 / batch] for batch in batches]) / taken
     solution = torch.linalg.lstsq(terms, torch.ones_like(taken)).solution
     fewest, slope = solution.flatten().tolist()
