@@ -78,7 +78,7 @@ def sampler(run: Run, all_epochs: list[Epoch]) -> Iterator[Finding]:
         if None in [event["num_replicas"] for event in peers]:
             continue
         seeds = [event["seed"] for event in peers]
-        numbers = [event["sampler_epoch"] for event in peers]
+        numbers = [event["epoch"] for event in peers]
         fault = ""
         if any(event["num_replicas"] != size for event in peers):
             fault = f"they split for {first['num_replicas']} ranks of {size}"
@@ -180,7 +180,7 @@ def same_order(run: Run, training: list[Epoch]) -> Iterator[Finding]:
         place = (event["sampler_id"], event["path"])
         by_place.setdefault(place, []).append(event)
     for events in by_place.values():
-        are_numbered = len({event["sampler_epoch"] for event in events}) > 1
+        are_numbered = len({event["epoch"] for event in events}) > 1
         for before, event in pairwise(events):
             order = event["first"]
             is_shuffled = len(order) >= SHARED and order != sorted(order)

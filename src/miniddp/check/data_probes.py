@@ -145,7 +145,6 @@ def facts_of(loader: Any) -> Event:
     for name in ASKED:
         value = getattr(sampler, name, None)
         facts[name] = value if isinstance(value, int | bool) else None
-    facts["sampler_epoch"] = facts.pop("epoch")
     facts["sampler_id"] = id(sampler)
     facts["sampler"] = type(sampler).__name__
     facts["has_set_epoch"] = hasattr(sampler, "set_epoch")

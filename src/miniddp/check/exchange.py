@@ -58,7 +58,6 @@ class Exchange(threading.Thread):
         self.resolved = 0
         self.position: list[Any] = []
         self.still_since = time.monotonic()
-        self.has_reported_steps = False
         self.beat()
 
     def run(self) -> None:
@@ -80,8 +79,7 @@ class Exchange(threading.Thread):
         if self.hangs(beats) and self.is_first("hang"):
             self.report(self.gather(beats), self.is_first)
         are_over = bool(beats) and all(beat["has_watched"] for beat in beats)
-        if self.rank == 0 and are_over and not self.has_reported_steps:
-            self.has_reported_steps = True
+        if self.rank == 0 and are_over and self.is_first("steps"):
             self.report(self.gather([]), self.is_first)
 
     def finish(self, has_failed: bool) -> None:

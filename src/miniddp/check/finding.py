@@ -121,6 +121,9 @@ class Run:
             if has_parted:
                 yield step
 
+    def averages_by_hand(self) -> bool:
+        return any("gradient" in e for e in self.all_of_kind("collective"))
+
     def is_joined(self) -> bool:
         """Whether torch's `Join` lets ranks end at different times."""
         return bool(self.all_of_kind("join"))

@@ -34,11 +34,9 @@ def find(run: Run) -> Iterator[Finding]:
 
 
 def not_averaged(run: Run) -> Iterator[Finding]:
-    collectives = run.all_of_kind("collective")
-    averages_by_hand = any("gradient" in event for event in collectives)
     for step in run.partings:
         event = step.peers[0]
-        if not (event["is_wrapped"] or averages_by_hand):
+        if not event["is_wrapped"] and not run.averages_by_hand():
             continue
         name = first_difference(step.peers, "gradients")
         passes = step.of_kind("backward")[0] or [event]
@@ -166,14 +164,14 @@ def is_sum(used: Digests, backwards: list[Event]) -> bool:
 
 
 def not_finite(run: Run, step: Step) -> Iterator[Finding]:
+    """Up to a step with such a gradient a rank had such a loss."""
     event = step.peers[0]
     if None not in [total for _, total in event["gradients"].values()]:
         return
-    for rank, passes in zip(
-        event["ranks"], step.of_kind("backward"), strict=True
-    ):
-        losses = [e["loss"]["value"] for e in passes if e["loss"]]
-        if None in [total for _, total in losses]:
+    for rank in event["ranks"]:
+        passes = run.of_kind(rank, "backward")
+        losses = [e["loss"] for e in passes if e["step"] <= event["step"]]
+        if any(loss and loss["value"][1] is None for loss in losses):
             yield run.found("not finite", event, ranks=[rank], rank=rank)
 
 

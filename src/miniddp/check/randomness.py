@@ -7,10 +7,13 @@ from miniddp.check.finding import Event, Finding, Run, equal
 
 TIMES = 2
 """So often it has to be seen."""
+BATCHES = 4
+"""So many different ones: labels may be equal by chance."""
 
 
 def find(run: Run) -> Iterator[Finding]:
     yield from forward(run)
+    yield from inputs(run)
     yield from samples(run)
     yield from workers(run)
 
@@ -22,6 +25,24 @@ def forward(run: Run) -> Iterator[Finding]:
         seen += draws and equal(peers, "random")
         if seen == TIMES:
             yield run.found("same random numbers", peers[0])
+
+
+def inputs(run: Run) -> Iterator[Finding]:
+    """One input is equal on all ranks, another is not: noise, or timesteps."""
+    drawn = set()
+    for peers in run.side_by_side("forward"):
+        columns = list(zip(*[e["inputs"] for e in peers], strict=False))
+        alike = list(filter(is_drawn_alike, columns))
+        if not 0 < len(alike) < len(columns):
+            return
+        drawn.add(str(alike))
+        if len(drawn) == BATCHES:
+            yield run.found("same random numbers", peers[0], sure="likely")
+
+
+def is_drawn_alike(column: tuple[list[int], ...]) -> bool:
+    """The same on all ranks, and not the same for all samples."""
+    return len(set(map(tuple, column))) == 1 and len(set(column[0])) > 1
 
 
 def samples(run: Run) -> Iterator[Finding]:

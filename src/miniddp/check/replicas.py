@@ -13,6 +13,7 @@ from miniddp.check.finding import (
 
 PASSES = 2
 STEPS_OF_STATISTICS = 8
+LOADED = "one rank has loaded what others have not"
 FAR_APART = 0.15
 """In standard deviations, between the running means of two ranks."""
 
@@ -29,10 +30,10 @@ def find(run: Run) -> Iterator[Finding]:
 
 def not_wrapped(run: Run) -> Iterator[Finding]:
     """Gradients differ, and nothing in the program would average them."""
-    collectives = run.all_of_kind("collective")
-    by_hand = any("gradient" in event for event in collectives)
-    if by_hand or run.all_of_kind("wrap") or run.all_of_kind("point to point"):
+    others = ("wrap", "point to point")
+    if run.averages_by_hand() or any(map(run.all_of_kind, others)):
         return
+    collectives = run.all_of_kind("collective")
     is_split = any(e["num_replicas"] for e in run.all_of_kind("epoch"))
     sends = any(e["step"] > 0 and e["elements"] > 1 for e in collectives)
     for peers, _ in run.partings:
@@ -64,6 +65,8 @@ def weights(run: Run) -> Iterator[Finding]:
         if gradient is not None:
             return
         state = first_difference(peers, "state", of_all=True)
+        if not equal(peers, "settings") and has_loaded_alone(peers):
+            state = LOADED
         if state is not None:
             kind = "optimizer state differs"
             yield run.found(kind, event, ranks=ranks, name=state)
@@ -84,17 +87,17 @@ def parted(run: Run, peers: Peers, before: Peers | None, name: str) -> Finding:
         if event["is_wrapped"]:
             kind = "weights changed after wrapping"
         return run.found(kind, event, ranks=ranks, name=name)
-    if any(
-        peer["state"].keys() != before[0]["state"].keys() for peer in before
-    ):
-        name = "one rank has loaded what others have not"
-        return run.found(
-            "optimizer state differs", event, ranks=ranks, name=name
-        )
+    if has_loaded_alone(before):
+        kind = "optimizer state differs"
+        return run.found(kind, event, ranks=ranks, name=LOADED)
     since = before[0]["step"]
     return run.found(
         "weights differ", event, ranks=ranks, since=since, name=name
     )
+
+
+def has_loaded_alone(peers: Peers) -> bool:
+    return len({tuple(peer["state"]) for peer in peers}) > 1
 
 
 def differing_settings(peers: Peers) -> str:

@@ -29,23 +29,18 @@ KINDS = (
 """Each has a `find(run)`; of findings that are as bad, in this order."""
 
 
-class Report:
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-
-    def tell(self, run: Run, is_first: Callable[[str], bool]) -> bool:
-        """Print what no rank has printed yet: `is_first` asks the others."""
-        findings = findings_of(run)
-        new = [f for f in findings if is_first(f"{f.name} {f.line}")]
-        for finding in new:
-            as_line = json.dumps(finding._asdict())
-            say(as_line if self.as_json else text(finding))
-        for failure in run.all_of_kind("failure"):
-            if is_first("failure"):
-                say(f"miniddp.check: gave up watching: {failure['error']}")
-        if not self.as_json and is_first("summary" if findings else "silence"):
-            say(f"miniddp.check: {len(findings)} found in {extent(run)}")
-        return bool(new)
+def tell(run: Run, as_json: bool, is_first: Callable[[str], bool]) -> bool:
+    """Print what no rank has printed yet: `is_first` asks the others."""
+    findings = findings_of(run)
+    new = [f for f in findings if is_first(f"{f.name} {f.line}")]
+    for finding in new:
+        say(json.dumps(finding._asdict()) if as_json else text(finding))
+    for failure in run.all_of_kind("failure"):
+        if is_first("failure"):
+            say(f"miniddp.check: gave up watching: {failure['error']}")
+    if not as_json and is_first("summary" if findings else "silence"):
+        say(f"miniddp.check: {len(findings)} found in {extent(run)}")
+    return bool(new)
 
 
 def findings_of(run: Run) -> list[Finding]:

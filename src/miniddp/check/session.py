@@ -15,7 +15,7 @@ from miniddp.check.exchange import Exchange
 from miniddp.check.finding import Run
 from miniddp.check.probe import Call, Notes, stand_around
 from miniddp.check.recorder import Recorder
-from miniddp.check.report import Report
+from miniddp.check.report import tell
 from miniddp.check.trained import Trained
 
 WORKERS = "torch.utils.data"
@@ -35,7 +35,6 @@ class Session:
         self.options = options
         self.recorder = Recorder(options.steps, options.epochs)
         self.exchange: Exchange | None = None
-        self.report = Report(options.as_json)
         self.pid = 0
         self.names: dict[str, Any] = {}
         """The script's, which live until the end of the process, as ever."""
@@ -74,7 +73,7 @@ class Session:
             multiprocessing.util.Finalize(None, self.finish, exitpriority=10)
 
     def tell(self, run: Run, is_first: Callable[[str], bool]) -> None:
-        if self.report.tell(run, is_first):
+        if tell(run, self.options.as_json, is_first):
             self.write_verdict("found")
 
     def write_verdict(self, line: str) -> None:
@@ -96,28 +95,22 @@ class Session:
         target = call.keywords.get("target")
         module = getattr(target, "__module__", None) or ""
         if target is not None and not module.startswith(WORKERS):
-            call.keywords["target"] = Watched(target, self.options)
+            watched = functools.partial(start_and_call, target, self.options)
+            call.keywords["target"] = watched
         yield
 
 
-class Watched:
+def start_and_call(
+    target: Callable[..., Any], options: Options, *args: Any, **keywords: Any
+) -> Any:
     """What a new process calls: its probes first, unless it is a fork."""
-
-    def __init__(self, target: Callable[..., Any], options: Options) -> None:
-        self.target = target
-        self.options = options
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        start(self.options)
-        return self.target(*args, **kwargs)
+    start(options)
+    return target(*args, **keywords)
 
 
-_sessions: list[Session] = []
-
-
+@functools.cache
 def start(options: Options) -> Session:
     """Of this process; a fork has that of its parent."""
-    if not _sessions:
-        _sessions.append(Session(options))
-        _sessions[0].install()
-    return _sessions[0]
+    session = Session(options)
+    session.install()
+    return session

@@ -114,7 +114,6 @@ class TrainingProbes:
             line=user_line(),
             find_unused=find_unused(wrapper),
             averages=not isinstance(wrapper, SimpleDDP),
-            sends_buffers=sends_buffers(wrapper),
         )
 
     def forward(self, call: Call) -> Notes:
@@ -285,12 +284,13 @@ class TrainingProbes:
         named = self.trained.parameters(optimizer)
         parameters = parameters_of(optimizer)
         ranks = self.recorder.ranks
+        was_wrapped = any(id(p) in self.ranks for p in named.values())
         for parameter in named.values():
             ranks = tuple(self.ranks.get(id(parameter), ranks))
         facts: Event = {
             "optimizer": self.trained.numbers.get(optimizer),
             "ranks": ranks,
-            "is_wrapped": len(self.wrappers) > 0,
+            "is_wrapped": len(self.wrappers) > 0 or was_wrapped,
             "is_split": any(map(is_of_split_layer, parameters)),
             "is_around": self.is_around(optimizer, named),
             "trains": any(p.requires_grad for p in named.values()),

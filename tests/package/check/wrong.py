@@ -61,6 +61,15 @@ for number, x in enumerate(mine()):
     step(ddp if number < 3 else ddp.module, optimizer, x)
 """,
     ),
+    "wrapped, and only the model inside is kept": Wrong(
+        "around the wrapper",
+        """
+model = DDP(make_model()).module
+optimizer = sgd(model)
+for x in mine():
+    step(model, optimizer, x)
+""",
+    ),
     "a method of the module": Wrong(
         "around the wrapper",
         """
@@ -257,6 +266,21 @@ state.step()
 if rank == 0:
     optimizer.load_state_dict(state.state_dict())
     optimizer.param_groups[0]["lr"] = 0.1
+for x in mine():
+    step(ddp, optimizer, x)
+""",
+    ),
+    "optimizer state and its rate loaded on rank 0": Wrong(
+        "optimizer state differs",
+        """
+ddp = DDP(make_model())
+optimizer = torch.optim.Adam(ddp.parameters(), lr=0.1)
+for parameter in ddp.parameters():
+    parameter.grad = torch.ones_like(parameter)
+state = torch.optim.Adam(ddp.parameters(), lr=0.0)
+state.step()
+if rank == 0:
+    optimizer.load_state_dict(state.state_dict())
 for x in mine():
     step(ddp, optimizer, x)
 """,
@@ -795,6 +819,22 @@ for number, x in enumerate(mine()):
     step(ddp, optimizer, x)
 """,
     ),
+    "one rank leaves out the step of its NaN": Wrong(
+        "not finite",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine()):
+    if number == 2 and rank == 1:
+        x[0, 0] = float("nan")
+    loss = ddp(x).square().mean()
+    is_finite = loss.isfinite()
+    optimizer.zero_grad()
+    loss.backward()
+    if is_finite:
+        optimizer.step()
+""",
+    ),
     # Data.
     "no sampler, one seed": Wrong(
         "same samples",
@@ -1270,6 +1310,29 @@ ddp = DDP(Noisy())
 optimizer = sgd(ddp)
 for x in mine():
     step(ddp, optimizer, x)
+""",
+    ),
+    "one seed for timesteps": Wrong(
+        "same random numbers",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.time = nn.Embedding(50, 4)
+
+    def forward(self, x, t):
+        return self.layer(x + self.time(t))
+
+
+ddp = DDP(Net())
+optimizer = sgd(ddp)
+for x in mine():
+    t = torch.randint(50, (4,))
+    noise = torch.randn_like(x)
+    optimizer.zero_grad()
+    (ddp(x + t[:, None] / 50 * noise, t) - noise).square().mean().backward()
+    optimizer.step()
 """,
     ),
     # Order.
