@@ -15,7 +15,8 @@ NAMES = (
 
 
 def main() -> None:
-    print("\n".join(f"{name}={os.environ.get(name, 'not set')}" for name in NAMES))
+    lines = [f"{name}={os.environ.get(name, 'not set')}\n" for name in NAMES]
+    print("".join(lines), end="")  # in one piece: ranks share the screen
 
 
 if __name__ == "__main__":
