@@ -39,7 +39,7 @@ def unequal(run: Run, training: list[Epoch]) -> Iterator[Finding]:
             counts = [event["read"] for event in peers]
         if not run.stuck and not meets_others(run.events[0], peers[0]):
             continue
-        if None in counts or run.is_joined() or not is_bound_to:
+        if None in counts or run.all_of_kind("join") or not is_bound_to:
             continue
         fewest = min(counts)
         rank = counts.index(fewest)
@@ -105,7 +105,7 @@ def in_another_order(peers: Peers) -> str:
 
 
 def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
-    """In the batches, in the losses of one line, or in what is sent."""
+    """In the batches, or in the losses of one line."""
     candidates = [
         epoch.rows() for epoch in training if epoch.has_same_batches()
     ]
@@ -114,10 +114,6 @@ def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     for peers in zip(*passes, strict=False):
         by_line.setdefault(peers[0]["line"], []).append(peers)
     candidates += [r for r in by_line.values() if are_same(r, "given", STEPS)]
-    if not run.all_of_kind("wrap"):
-        calls = run.side_by_side("collective")
-        sent = [peers for peers in calls if all("before" in e for e in peers)]
-        candidates += [sent] if are_same(sent, "before", STEPS) else []
     for rows in candidates:
         yield run.found("same samples", rows[0][0])
 
@@ -131,8 +127,6 @@ def is_sliced(run: Run, epoch: Epoch) -> bool:
     for event in events[events.index(first) :]:
         if event["kind"] == "forward":
             return bool(event["largest"] * len(run.ranks) <= first["largest"])
-        if event["kind"] == "step":
-            break
     return not are_same(list(run.side_by_side("backward")), "loss", BATCHES)
 
 

@@ -124,10 +124,6 @@ class Run:
     def averages_by_hand(self) -> bool:
         return any("gradient" in e for e in self.all_of_kind("collective"))
 
-    def is_joined(self) -> bool:
-        """Whether torch's `Join` lets ranks end at different times."""
-        return bool(self.all_of_kind("join"))
-
     def is_data_parallel(self) -> bool:
         """Whether all ranks hold one replica, none of them a part of it."""
         whole = list(self.ranks)

@@ -1,7 +1,6 @@
 """Gradients: is what the optimizer gets the mean over all ranks?"""
 
 from collections.abc import Iterator
-from typing import Any
 
 from miniddp.check.finding import (
     Event,
@@ -16,8 +15,6 @@ STEPS = 3
 """So many steps without a gradient are no accident."""
 TOLERANCE = 1e-3
 """Of a sum over ranks, to the sum of the numbers' sizes."""
-Digests = dict[str, Any]
-"""Of each tensor the digest, and the sum of what it was made of."""
 
 
 def find(run: Run) -> Iterator[Finding]:
@@ -140,7 +137,7 @@ def summed(run: Run, step: Step) -> Iterator[Finding]:
         yield run.found("summed, not averaged", step.peers[0], name=name)
 
 
-def is_sum(used: Digests, backwards: list[Event]) -> bool:
+def is_sum(used: Event, backwards: list[Event]) -> bool:
     """Whether what these have left was added up, and unscaled, then used.
 
     By the sums of elements, of which one at least must not vanish.

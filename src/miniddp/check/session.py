@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from miniddp.check import call_probes, data_probes, training_probes
 from miniddp.check.exchange import Exchange
@@ -19,7 +20,6 @@ from miniddp.check.report import tell
 from miniddp.check.trained import Trained
 
 WORKERS = "torch.utils.data"
-DEFAULT_TIMEOUT_SECONDS = 1800.0
 
 
 class Options(NamedTuple):
@@ -54,9 +54,8 @@ class Session:
         if self.pid == os.getpid():
             return
         self.pid = os.getpid()
-        timeout = call.argument(2, "timeout")
-        seconds = timeout.total_seconds() if timeout else None
-        self.begin(seconds or DEFAULT_TIMEOUT_SECONDS)
+        timeout = call.argument(2, "timeout") or default_pg_timeout
+        self.begin(timeout.total_seconds())
 
     def begin(self, timeout: float) -> None:
         """This process is a rank from now on."""

@@ -275,6 +275,28 @@ def test_after_its_steps_nothing_is_noted(tmp_path: Path) -> None:
     assert "not averaged" not in "".join(results.outputs)
 
 
+UNEQUAL = """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+shard = torch.randn(40 - 4 * rank, 4) + rank
+for number, x in enumerate(DataLoader(shard)):
+    step(ddp, optimizer, x)
+    if number == 32:
+        time.sleep(2)
+        # the end
+"""
+
+
+def test_unequal_batches_are_told_before_they_hang(tmp_path: Path) -> None:
+    found = findings(written(tmp_path, UNEQUAL), may_fail=True)
+    assert [(f["name"], f["sure"]) for f in found][:1] == [("unequal batches", "likely")]
+
+
+def test_unequal_batches_are_right_if_all_ranks_leave_the_loop(tmp_path: Path) -> None:
+    text = UNEQUAL.replace("# the end", "break")
+    assert findings(written(tmp_path, text)) == []
+
+
 EPOCHS = """
 ddp = DDP(make_model())
 optimizer = sgd(ddp)
