@@ -62,6 +62,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.steps is None and options.epochs is None:
         options.steps = STEPS
+    if 0 in (options.steps, options.epochs):
+        parser.error("there is nothing to watch in 0 steps or epochs")
     return options
 
 

@@ -155,6 +155,13 @@ def test_what_is_no_module_is_said(name: str) -> None:
     assert f"{name} " in results.outputs[0]
 
 
+@pytest.mark.parametrize("option", ["--steps", "--epochs"])
+def test_nothing_is_not_watched(option: str) -> None:
+    results = run_ranks(run_command, 1, option, "0", "train.py", backend=None)
+    assert list(results) == [2]
+    assert "there is nothing to watch" in results.outputs[0]
+
+
 def test_what_is_found_is_told_before_os_exit(tmp_path: Path) -> None:
     text = f"{WRONG['never wrapped'].text}\nimport os\n\nos._exit(3)\n"
     with pytest.raises(RanksFailed) as failure:
