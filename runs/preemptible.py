@@ -11,6 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
+if __name__ == "__main__" and sys.platform == "linux":
+    # A signal when torchrun is killed, too, and while torch is imported.
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
 import torch
 import torch.distributed as dist
 
@@ -78,10 +82,8 @@ def save(path: Path, state: dict[str, object], device: torch.device) -> None:
 
 
 def main(folder: Path) -> None:
-    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    if sys.platform == "linux":  # a signal when torchrun is killed, too
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     device = start()
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     folder.mkdir(parents=True, exist_ok=True)
     go_on(claim(folder) if dist.get_rank() == 0 else None, device)
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ import pytest
 
 import preemptible
 from instruments import copied_script, warm_start
-from instruments.launched_jobs import ENVIRONMENT, Process
+from instruments.launched_jobs import ENVIRONMENT, Process, is_running, ranks, wait_for
 from instruments.trials import attempt
 
 pytestmark = [
@@ -40,7 +40,7 @@ NEAR_MISSES = {
         "not all steps were saved",
     ),
     "SIGKILL to torchrun, at any moment": (
-        'if sys.platform == "linux":',
+        'if __name__ == "__main__" and sys.platform == "linux":',
         "if False:",
         "the ranks have trained to the end",
     ),
@@ -77,6 +77,25 @@ def test_the_last_step_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     process = job.run()
     assert process.code == 0, process.text
     assert job.state()["step"] == 30
+
+
+def imports_torch(pid: int) -> bool:
+    return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_ranks_that_still_import_torch_end_with_the_launcher(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    launcher = subprocess.Popen([*command, copied_script.SCRIPT, tmp_path / "job"])
+    wait_for(lambda: len(ranks(launcher.pid)) == 2, "torchrun starts no ranks")
+    started = ranks(launcher.pid)
+    wait_for(lambda: any(map(imports_torch, started)), "no rank imports torch")
+    launcher.kill()
+    launcher.wait()
+    try:
+        wait_for(lambda: not any(map(is_running, started)), "ranks go on without torchrun")
+    finally:
+        for pid in filter(is_running, started):
+            os.kill(pid, signal.SIGKILL)
 
 
 LEAVES_A_CHILD = """
