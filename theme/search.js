@@ -65,11 +65,12 @@ export function find(sections, query) {
     .map(({ section }) => section);
 }
 
-// The text around the first match, with the match marked.
+// The text around the first match of all that is typed or else of its longest word there, with the match marked.
 function excerpt({ content }, query) {
   const wanted = flat(query).toLowerCase();
   const lower = content.toLowerCase();
-  const match = [wanted, ...wordsOf(wanted)].find((text) => lower.includes(text)) ?? "";
+  const longestFirst = wordsOf(wanted).sort((one, other) => other.length - one.length);
+  const match = [wanted, ...longestFirst].find((text) => lower.includes(text)) ?? "";
   const start = match ? lower.indexOf(match) : 0;
   const mark = document.createElement("mark");
   mark.textContent = content.slice(start, start + match.length);

@@ -56,6 +56,7 @@ def test_most_of_the_words_of_a_message_are_enough_or_a_phrase(page: Page) -> No
         "/home/me/train.py:37: ZeroDivisionError [pid 41]: counts as often as rank 9 says"
     )
     expect(page.locator(RESULTS).first).to_contain_text("Everything")
+    expect(page.locator("dialog.search mark").first).to_have_text("counts")
     page.locator(INPUT).fill("zygote quagmire says")
     expect(page.locator("dialog.search [role=status]")).to_have_text("No places")
 
