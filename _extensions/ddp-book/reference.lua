@@ -72,7 +72,7 @@ local function signature(definition, shown, all, lines)
       table.insert(parts, "    " .. dedent(lines, member.of.first, member.of.head):gsub("\n", "\n    "))
     end
   end
-  return pandoc.CodeBlock(table.concat(parts, "\n"), { class = "python signature" })
+  return pandoc.CodeBlock(table.concat(parts, "\n"), { class = "signature" })
 end
 
 -- `get = _Get()` is what its class says it is.

@@ -318,7 +318,7 @@ def test_a_reference(page):
     assert '<h5 id="api-gears-wheel-Link-send"><code>Link.send</code></h5>' in reference
     assert '<a href="#api-gears-wheel-Link"><code>Link</code></a>' in reference
     assert "It is <em>round</em>:" in reference
-    assert '<pre class="python signature"><code>def turn(by):</code></pre>' in reference
+    assert '<pre class="signature"><code>def turn(by):</code></pre>' in reference
     source = '<a href="https://example.org/fixture/blob/trunk/src/gears/wheel.py">'
     assert f'<div class="api-source">\n{source}' in reference
 

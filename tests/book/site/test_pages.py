@@ -214,7 +214,7 @@ SCROLLING = """() => [...document.querySelectorAll("main pre > code, main table:
         getComputedStyle(code).backgroundImage.split("linear-gradient").length - 1])"""
 # Lines of code that are broken.
 BROKEN = """() => [...document.querySelectorAll("main div.sourceCode code span[id]")]
-    .filter(line => line.checkVisibility() && !line.closest(".nb-in, .signature"))
+    .filter(line => line.checkVisibility() && !line.closest(".nb-in"))
     .filter(line => line.getBoundingClientRect().height
         > 1.9 * parseFloat(getComputedStyle(line).lineHeight))
     .map(line => line.textContent)"""
