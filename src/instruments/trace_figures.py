@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from instruments.intervals import intersect, length, subtract
+from instruments.intervals import Interval, intersect, length, subtract
 from instruments.trace import TraceError
 from instruments.trace_gpu import (
     COMMUNICATION,
@@ -51,7 +51,8 @@ class Lead(NamedTuple):
 class Figures:
     """Seconds of a device from the first start to the last end of some work.
 
-    A moment with two kernels of a kind counts once. Copies are copies and fills.
+    A moment with two kernels of a kind counts once. Copies are copies and fills. What
+    another step ran meanwhile hides messages too, and is no idle time.
 
     Attributes:
         hidden: Communication while a compute kernel ran.
@@ -70,13 +71,17 @@ class Figures:
     lead: Lead | None
 
 
-def figures(work: Sequence[Work]) -> Figures:
-    """The figures of what a device ran, such as all of a trace or that of one step."""
-    kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+def figures(work: Sequence[Work], around: Sequence[Work] | None = None) -> Figures:
+    """The figures of what a device ran, such as all of a trace.
+
+    `around` is all that ran from the first start to the last end, if it is more.
+    """
+    around = work if around is None else around
+    kinds: dict[str, list[Interval]] = defaultdict(list)
     for item in work:
         kinds[item.kind].append(item.interval)
     communication = kinds[COMMUNICATION]
-    hidden = length(intersect(communication, kinds[COMPUTE]))
+    computing = [item.interval for item in around if item.kind == COMPUTE]
     first_start = min((item.start for item in work), default=0.0)
     last_end = max((item.end for item in work), default=0.0)
     return Figures(
@@ -84,9 +89,9 @@ def figures(work: Sequence[Work]) -> Figures:
         compute=length(kinds[COMPUTE]),
         communication=length(communication),
         copies=length(kinds[COPY]),
-        hidden=hidden,
-        exposed=length(subtract(communication, kinds[COMPUTE])),
-        idle=idle(work),
+        hidden=length(intersect(communication, computing)),
+        exposed=length(subtract(communication, computing)),
+        idle=idle(around),
         lead=lead(work),
     )
 
@@ -132,6 +137,19 @@ def lead(work: Sequence[Work]) -> Lead | None:
 def of_step(trace: DeviceTrace, step: str) -> list[Work]:
     """What was launched in the step."""
     return [work for work in trace.work if work.step == step]
+
+
+def figures_of_step(trace: DeviceTrace, step: str) -> Figures:
+    """The figures of what was launched in the step."""
+    work = of_step(trace, step)
+    first_start = min(item.start for item in work)
+    last_end = max(item.end for item in work)
+    around = [
+        item
+        for item in trace.work
+        if item.start <= last_end and item.end >= first_start
+    ]
+    return figures(work, around)
 
 
 class Alike(NamedTuple):
@@ -189,6 +207,11 @@ class Collective(NamedTuple):
     def spread_of_ends(self) -> float:
         return max(self.ends.values()) - min(self.ends.values())
 
+    @property
+    def together(self) -> bool:
+        """Whether there was a moment in which the kernels of all ranks ran."""
+        return max(self.starts.values()) < min(self.ends.values())
+
 
 def collectives(traces: Sequence[DeviceTrace]) -> list[Collective]:
     """The collectives that all ranks recorded, in the order of the first rank.
@@ -196,9 +219,10 @@ def collectives(traces: Sequence[DeviceTrace]) -> list[Collective]:
     They belong together by their step, group and kind, and by their number in these.
 
     Raises:
-        TraceError: Fewer than two ranks, a rank twice, or no collective in common.
+        TraceError: Fewer than two ranks, a rank twice, jobs of different sizes, or no
+            collective in common.
     """
-    ranks = _ranks(traces)
+    ranks = by_rank(traces)
     kernels = {rank: _by_place(trace) for rank, trace in ranks.items()}
     first, *others = kernels.values()
     places = [place for place in first if all(place in other for other in others)]
@@ -228,10 +252,21 @@ def late_rank(together: Sequence[Collective]) -> int | None:
     return rank if last.count(rank) > len(last) / 2 else None
 
 
-def _ranks(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:
-    """The traces by rank: what their files say, else their place among the traces."""
+def by_rank(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:
+    """The traces by rank: what their files say, else their place among the traces.
+
+    Raises:
+        TraceError: Fewer than two, a rank twice, or jobs of different sizes.
+    """
     if len(traces) < 2:
         raise TraceError("expected the traces of two ranks or more")
+    sized = [trace for trace in traces if trace.world_size is not None]
+    for trace in sized[1:]:
+        if trace.world_size != sized[0].world_size:
+            raise TraceError(
+                f"{sized[0].path} is of a job of {sized[0].world_size} ranks, "
+                f"{trace.path} of one of {trace.world_size}: expected one job's traces"
+            )
     devices = {(trace.path, trace.device) for trace in traces}
     of_one_file = len({path for path, _ in devices}) == 1 and len(devices) > 1
     found: dict[int, DeviceTrace] = {}

@@ -140,7 +140,8 @@ class DeviceTrace:
     Attributes:
         path: The file.
         rank: Of the process; None if neither the file nor its name tells.
-        device: Its number, as the file has it.
+        device: Its number, as the file has it; in a file merged of several ranks that
+            use one number, with its process.
         hardware: Its name, or "".
         nccl: The version, or "".
         clock_ns: When its times begin, in nanoseconds of the host's clock.
@@ -278,7 +279,7 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
         events.sort(key=lambda event: (event.start, -event.end))
 
     last_end = _end_of_steps(steps.values()) if launches else None
-    devices = defaultdict(list)
+    found: dict[tuple[str, str], list[Work]] = defaultdict(list)
     for row in rows:
         kind = _device_kind(row)
         if kind is None:
@@ -307,7 +308,17 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
             step=step.name if step else "",
             message=message,
         )
-        devices[str(args.get("device", event.process))].append(work)
+        found[str(args.get("device", event.process)), event.process].append(work)
+    return _by_device(found)
+
+
+def _by_device(found: dict[tuple[str, str], list[Work]]) -> dict[str, list[Work]]:
+    """The work by device, out of that by device and process of the file."""
+    numbers = [number for number, _ in found]
+    devices = {}
+    for (number, process), work in found.items():
+        shared = numbers.count(number) > 1
+        devices[f"{number} of {process}" if shared else number] = work
     return devices
 
 

@@ -11,11 +11,12 @@ from instruments.trace_figures import (
     Figures,
     Idle,
     alike,
+    by_rank,
     collectives,
     figures,
+    figures_of_step,
     idle_by_stream,
     late_rank,
-    of_step,
 )
 from instruments.trace_gpu import DeviceTrace, read_devices
 
@@ -46,16 +47,15 @@ def report(traces: Sequence[DeviceTrace]) -> str:
     """All about one device; of several, a line each and what they did together."""
     if len(traces) == 1:
         return "\n".join(lines_of_one(traces[0]))
-    lines = lines_of_many(traces)
     of_one_file = len({trace.path for trace in traces}) == 1
     if of_one_file and not all(trace.messages for trace in traces):
-        return "\n".join([*lines, "", "no messages between the devices"])
-    return "\n".join([*lines, *lines_of_collectives(traces)])
+        return "\n".join(lines_of_devices(traces))
+    return "\n".join([*lines_of_ranks(traces), *lines_of_collectives(traces)])
 
 
 def lines_of_one(trace: DeviceTrace) -> list[str]:
     whole = figures(trace.work)
-    rows = {step: figures(of_step(trace, step)) for step in trace.steps}
+    rows = {step: figures_of_step(trace, step) for step in trace.steps}
     rows["all"] = whole
     lines = [title(trace), ""]
     lines += table_of_figures("step", rows)
@@ -73,8 +73,21 @@ def lines_of_one(trace: DeviceTrace) -> list[str]:
     return [*lines, "", *lines_of_messages(trace)]
 
 
-def lines_of_many(traces: Sequence[DeviceTrace]) -> list[str]:
+def lines_of_devices(traces: Sequence[DeviceTrace]) -> list[str]:
+    """Of one process that used several devices."""
     rows = {name(trace): figures(trace.work) for trace in traces}
+    table = table_of_figures("trace", rows)
+    return [title(traces[0]), "", *table, "", "no messages between the devices"]
+
+
+def lines_of_ranks(traces: Sequence[DeviceTrace]) -> list[str]:
+    """A row each; a rank that no file told stands before its file."""
+    rows = {}
+    for rank, trace in by_rank(traces).items():
+        told = (
+            f"rank {rank}" if trace.rank == rank else f"rank {rank} ({trace.path.name})"
+        )
+        rows[f"{told}, device {trace.device}"] = figures(trace.work)
     return [title(traces[0]), "", *table_of_figures("trace", rows)]
 
 
@@ -154,16 +167,37 @@ def lines_of_collectives(traces: Sequence[DeviceTrace]) -> list[str]:
         lines.append(collective_row(collective))
     if len(together) > MOST_ROWS:
         lines.append(f"… and {len(together) - MOST_ROWS} more")
+    return [*lines, "", verdict(together), *doubts(traces, together)]
+
+
+def verdict(together: Sequence[Collective]) -> str:
     late = late_rank(together)
     if late is None:
-        return [*lines, "", "No rank is last at most of the collectives."]
+        return "No rank is last at most of the collectives."
     times = [collective.last for collective in together].count(late)
-    return [
-        *lines,
-        "",
+    return (
         f"Rank {late} is late: at {times} of {len(together)} collectives its kernel "
-        "was the shortest, since the others were waiting for it.",
-    ]
+        "was the shortest, since the others were waiting for it."
+    )
+
+
+def doubts(traces: Sequence[DeviceTrace], together: Sequence[Collective]) -> list[str]:
+    """Why the verdict may be wrong."""
+    lines = []
+    world_size = traces[0].world_size
+    if world_size is not None and len(traces) < world_size:
+        lines.append(
+            f"The traces are of {len(traces)} of {world_size} ranks: one without may be "
+            "later still."
+        )
+    apart = sum(not collective.together for collective in together)
+    if apart > len(together) / 2:
+        lines.append(
+            f"At {apart} of {len(together)} collectives the ranks' kernels have no "
+            "moment in common: the clocks differ, or the files hold different steps "
+            "and tell nothing together."
+        )
+    return lines
 
 
 def collective_row(collective: Collective) -> str:

@@ -14,6 +14,7 @@ from instruments.trace_figures import (
     alike,
     collectives,
     figures,
+    figures_of_step,
     idle_by_stream,
     late_rank,
     of_step,
@@ -139,6 +140,34 @@ def test_a_kernel_belongs_to_the_step_that_launched_it(tmp_path):
     trace = read(tmp_path, events)
     assert trace.steps == ["ProfilerStep#1", "ProfilerStep#2"]
     assert [work.start for work in of_step(trace, "ProfilerStep#1")] == [130e-6]
+
+
+def test_what_another_step_runs_hides_messages_and_is_no_idle_time(tmp_path):
+    """A step that fetches ahead: the next one's work runs beside it."""
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100),
+        event("user_annotation", "ProfilerStep#2", 100, 100),
+        *launched(1, 50, "gemm", 200, 100),
+        *launched(2, 60, "gemm", 500, 100),
+        *launched(3, 110, "gemm", 350, 100, stream=8),
+        *launched(4, 120, ALL_REDUCE, 520, 100, NCCL_STREAM),
+    ]
+    trace = read(tmp_path, events)
+    first = figures_of_step(trace, "ProfilerStep#1")
+    assert first.span == pytest.approx(400e-6)
+    assert first.compute == pytest.approx(200e-6)
+    assert first.communication == 0
+    assert microseconds(first.idle) == (0, 0, 100)  # 300-350 and 450-500
+    second = figures_of_step(trace, "ProfilerStep#2")
+    assert second.compute == pytest.approx(100e-6)
+    assert second.hidden == pytest.approx(80e-6)  # beside the first step's 500-600
+    assert second.exposed == pytest.approx(20e-6)
+    assert microseconds(second.idle) == (0, 0, 50)
+    shown = command(tmp_path / "trace.json")
+    assert (
+        "ProfilerStep#1      0.40      0.20      0.00      0.00      0.00      0.00      0.10   25%"
+        in shown.stdout
+    )
 
 
 def test_what_the_steps_have_not_launched_is_left_out(tmp_path):
@@ -280,11 +309,27 @@ def test_two_devices_in_a_file_are_compared_as_ranks(tmp_path):
     path = write(tmp_path / "both.json", two_processes(), distributedInfo={"rank": 0})
     shown = command(path)
     assert shown.returncode == 0, shown.stderr
-    assert "rank 0, device 1" in shown.stdout
+    assert "rank 1 (both.json), device 1" in shown.stdout
     assert "shortest on" in shown.stdout
     alone = [row for row in two_processes() if row["name"] != ALL_REDUCE]
     shown = command(write(tmp_path / "alone.json", alone))
     assert "no messages between the devices" in shown.stdout, shown
+
+
+def test_ranks_that_a_merged_file_calls_by_one_device_are_two_traces(tmp_path):
+    """Each process saw its own GPU as number 0."""
+    rows = []
+    for row in two_processes():
+        args = row["args"]
+        if "device" in args:
+            args = {**args, "device": 0}
+        rows.append({**row, "args": args})
+    traces = read_devices(write(tmp_path / "merged.json", rows))
+    assert [trace.device for trace in traces] == ["0 of 0", "0 of 1"]
+    for trace in traces:
+        assert figures(trace.work).span == pytest.approx(800e-6)
+    shown = command(tmp_path / "merged.json")
+    assert "rank 1" in shown.stdout, shown
 
 
 def test_a_name_that_is_no_text_is_read(tmp_path):
@@ -368,6 +413,15 @@ def test_ranks_that_do_not_belong_together(tmp_path):
         collectives([first, silent])
 
 
+def test_traces_of_jobs_of_other_sizes_are_refused(tmp_path):
+    first = rank_trace(tmp_path / "a.json", 0, [100])
+    info = {"rank": 1, "world_size": 8}
+    path = write(tmp_path / "b.json", step(), distributedInfo=info)
+    [other] = read_devices(path)
+    with pytest.raises(TraceError, match=r"a\.json is of a job of 3 ranks, .*b\.json of one of 8"):
+        collectives([first, other])
+
+
 # The command
 
 
@@ -393,6 +447,35 @@ def test_the_command_names_the_late_rank(tmp_path):
     three(tmp_path, [(100, 100, 900), (800, 900, 300), (200, 300, 400)])
     shown = command(*sorted(tmp_path.glob("*.json")))
     assert "Rank 1 is late: at 2 of 3 collectives" in shown.stdout, shown
+
+
+def test_files_that_name_no_rank_are_named_each(tmp_path):
+    for host, arrival in (("a", 100), ("b", 700)):
+        rank_trace(tmp_path / f"{host}.json", None, [arrival])
+    shown = command(*sorted(tmp_path.glob("*.json")))
+    assert "rank 0 (a.json), device 0      0.90" in shown.stdout, shown
+    assert "rank 1 (b.json), device 0      0.30" in shown.stdout, shown
+    assert "Rank 1 is late" in shown.stdout, shown
+
+
+def test_a_rank_that_is_missing_is_told(tmp_path):
+    three(tmp_path, [(100, 100, 900), (800, 900, 300), (200, 300, 400)])
+    told = "The traces are of 2 of 3 ranks: one without may be later still."
+    shown = command(tmp_path / "0.json", tmp_path / "1.json")
+    assert told in shown.stdout, shown
+    assert told not in command(*sorted(tmp_path.glob("*.json"))).stdout
+
+
+def test_kernels_that_no_moment_has_in_common_are_told(tmp_path):
+    """Files of other steps: the second begins when the first has ended."""
+    told = "no moment in common"
+    rank_trace(tmp_path / "0.json", 0, [100, 200])
+    rank_trace(tmp_path / "1.json", 1, [300, 700], base=5_000_000)
+    shown = command(tmp_path / "0.json", tmp_path / "1.json")
+    assert f"At 2 of 2 collectives the ranks' kernels have {told}" in shown.stdout, shown
+    rank_trace(tmp_path / "1.json", 1, [300, 700], base=500_000)
+    shown = command(tmp_path / "0.json", tmp_path / "1.json")
+    assert told not in shown.stdout, shown
 
 
 def cpu_trace(path):

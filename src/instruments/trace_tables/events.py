@@ -6,7 +6,7 @@ from pathlib import Path
 
 from instruments.breakdown import recorded_steps
 from instruments.trace import Event, Trace, read_trace
-from instruments.trace_figures import figures, of_step
+from instruments.trace_figures import figures_of_step, of_step
 from instruments.trace_gpu import Work, read_devices
 from instruments.trace_tables.rows import Row, micro, milli
 from instruments.trace_tables.steps import A100_STEP
@@ -127,7 +127,7 @@ def bounds(files: Sequence[Path]) -> list[Row]:
     step = _step(host, A100_STEP)
     period = step.end - step.start
     [device] = read_devices(files[0])
-    found = figures(of_step(device, A100_STEP))
+    found = figures_of_step(device, A100_STEP)
     busy = found.span - found.idle.total
     host_ms = {row["part"]: float(row["duration_ms"]) for row in host_parts(files)}
     parts = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from instruments.intervals import intersect, length
 from instruments.tensors import MODELS
-from instruments.trace_figures import Figures, figures, of_step
+from instruments.trace_figures import Figures, figures, figures_of_step, of_step
 from instruments.trace_gpu import COMPUTE, read_devices
 from instruments.trace_tables.rows import Row, micro, milli
 from miniddp.bucket import MIB, plan_buckets
@@ -20,7 +20,7 @@ def steps(files: Sequence[Path]) -> list[Row]:
     rows = [
         {
             "step": step.removeprefix("ProfilerStep#"),
-            **cells(figures(of_step(trace, step))),
+            **cells(figures_of_step(trace, step)),
         }
         for step in trace.steps
     ]
