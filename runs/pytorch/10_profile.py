@@ -16,6 +16,7 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 
 
 def repair(model, gpus=None, backend="inductor"):
+    model.compile(backend=backend)
     ddp = DistributedDataParallel(
         model,
         device_ids=gpus,
@@ -23,7 +24,7 @@ def repair(model, gpus=None, backend="inductor"):
         forward_sync_buffers=False,
     )
     optimizer = torch.optim.AdamW(ddp.parameters(), fused=True)
-    return torch.compile(ddp, backend=backend), optimizer
+    return ddp, optimizer
 
 
 def train(train_step, batches, folder="traces"):
