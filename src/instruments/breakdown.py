@@ -46,7 +46,8 @@ class Breakdown:
     Attributes:
         steps: How many steps were recorded.
         step_seconds: Mean time of a step. A last step that has ended on the CPU, but
-            not on the GPU, ends with its last kernel.
+            not on the GPU, ends with its last kernel; a first one begins when the GPU
+            has ended what was launched before the recording.
         regions: By name, in order of appearance. A region inside another counts for
             both.
         families: By the names of `instruments.families.FAMILIES`; "idle" is when none
@@ -108,12 +109,12 @@ def break_down(trace: Trace) -> Breakdown:
             "record it with a schedule and call step() at the end of each training step"
         )
 
-    def part(
-        intervals: Iterable[Interval], gpu: Iterable[Interval] | None = None
-    ) -> Part:
-        seconds = length(intersect(intervals, [(begin, end)]))
-        gpu_seconds = None if gpu is None else part(gpu).seconds
-        return Part(seconds / len(steps), seconds / (end - begin), gpu_seconds)
+    host_begin = begin
+    begin = max(begin, _end_of_earlier_work(kernels, launches))
+
+    def part(intervals: Iterable[Interval], start: float = begin) -> Part:
+        seconds = length(intersect(intervals, [(start, end)]))
+        return Part(seconds / len(steps), seconds / (end - begin))
 
     def launched_in(intervals: Sequence[Interval]) -> list[Interval]:
         return [
@@ -124,7 +125,10 @@ def break_down(trace: Trace) -> Breakdown:
 
     regions = {}
     for name, intervals in region_spans(trace).items():
-        regions[name] = part(intervals, launched_in(intervals) if kernels else None)
+        regions[name] = part(intervals, host_begin)
+        if kernels:
+            gpu_seconds = part(launched_in(intervals)).seconds
+            regions[name] = regions[name]._replace(gpu_seconds=gpu_seconds)
     spans = families_of(trace)
     communication = spans[COMMUNICATION]
     work = work_of(spans)
@@ -263,6 +267,18 @@ def _launches(trace: Trace) -> dict[int, float]:
         for event in trace.events
         if event.category in LAUNCH_CATEGORIES and event.launch is not None
     }
+
+
+def _end_of_earlier_work(
+    kernels: Iterable[Event], launches: Mapping[int, float]
+) -> float:
+    """When the GPU had run what was launched before the recording, which holds no call."""
+    if not launches:
+        return 0.0
+    return max(
+        (kernel.end for kernel in kernels if kernel.launch not in launches),
+        default=0.0,
+    )
 
 
 def _launched_in(

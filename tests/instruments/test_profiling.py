@@ -369,6 +369,21 @@ def test_a_gpu_that_works_after_the_last_step_prolongs_it(tmp_path):
     assert result.families["matmul"].seconds == pytest.approx((90e-6 + 30e-6) / 2)
 
 
+def test_what_earlier_steps_had_launched_is_not_of_the_recorded_ones(tmp_path):
+    """The host is 50 µs ahead: as long as the GPU still runs what went unrecorded."""
+    events = []
+    for recorded in gpu_events():
+        delay = 50 if recorded["pid"] == 0 else 0
+        events.append({**recorded, "ts": recorded["ts"] + delay})
+    earlier = kernel("ampere_sgemm_128x64_tn", 0, 50, 0)[1:]  # without its launch
+    result = break_down(read_trace(write(tmp_path / "t.json.gz", events + earlier)))
+    assert result.step_seconds == pytest.approx((240e-6 - 50e-6) / 2)
+    assert result.families["matmul"].seconds == pytest.approx(45e-6)
+    assert result.communication.seconds == pytest.approx(30e-6)
+    assert result.regions["forward"].seconds == pytest.approx(10e-6)
+    assert result.regions["forward"].gpu_seconds == pytest.approx(35e-6)
+
+
 def test_gloo_between_gpus_is_communication(tmp_path):
     events = [row for row in gpu_events() if "ncclDev" not in row["name"]]
     events.append(event("user_annotation", "gloo:all_reduce", 30, 30, tid=3))
