@@ -1,5 +1,5 @@
--- `.reference`: the public names of a package and their docstrings, module by module. Ours, because
--- quartodoc needs Python before each render, to write the pages, and `quarto render` does without.
+-- `.reference`: the public names of a package and their docstrings, module by module, or of some `modules`. Ours,
+-- because quartodoc needs Python before each render, to write the pages, and `quarto render` does without.
 
 local import = ...
 local project = import "project"
@@ -137,10 +137,13 @@ return function(div, fail)
   local package = div.attributes.package or fail('expected package="name"')
   local paths = modules("src/" .. package)
   if #paths == 0 then fail("there are no modules in src/" .. package) end
+  local some = div.attributes.modules
+  if some then paths = pandoc.List {} end
+  for name in (some or ""):gmatch "%S+" do paths:insert(("src/%s/%s.py"):format(package, name)) end
   local home, blocks = {}, pandoc.Blocks {}
   for _, path in ipairs(paths) do
-    local module = path:match("^src/(.+)%.py$"):gsub("/", ".")
-    local text = project.read(path)
+    local module = path:match("^src/(.+)%.py$"):gsub("/__init__$", ""):gsub("/", ".")
+    local text = project.read(path) or fail("there is no " .. path)
     local about = text:match('^r?"""(.-)"""') or fail(path .. " has no docstring")
     blocks:insert(heading(3, module))
     blocks:extend(docstring_blocks(about))
@@ -152,6 +155,6 @@ return function(div, fail)
       blocks:extend(each.blocks)
     end
   end
-  local top = exports(package, project.read("src/" .. package .. "/__init__.py") or "", home, fail)
-  return top .. blocks
+  if some then return blocks end
+  return exports(package, project.read("src/" .. package .. "/__init__.py") or "", home, fail) .. blocks
 end

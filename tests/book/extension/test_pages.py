@@ -443,6 +443,18 @@ def test_a_reference_shows_the_rooms_of_a_package(render, book):
         "<code>gears.box.inner.axle</code>",
     ]
     assert '<h4 id="api-gears-box-inner-axle-oil"><code>oil</code></h4>' in html
+
+
+def test_a_reference_of_some_modules(render, book):
+    (book / "src/gears/teeth").mkdir()
+    (book / "src/gears/teeth/__init__.py").write_text(
+        '"""Of a wheel."""\n\n\nCOUNT = 4\n"""How many."""\n', encoding="utf-8"
+    )
+    some = '::: {.reference package="gears" modules="%s"}\n:::\n'
+    html = render(PAGE, some % "teeth/__init__").stdout
+    assert re.findall(r"<h3 id=(.*?)>", html) == ['"api-gears-teeth"']
+    assert '<h4 id="api-gears-teeth-COUNT">' in html
+    assert "there is no src/gears/tooth.py" in render(PAGE, some % "tooth").stderr
     assert "/src/gears/box/inner/axle.py" in html
     assert '<a href="#api-gears-wheel-turn"><code>turn</code></a>' in html, "the first of two"
 
