@@ -1,4 +1,4 @@
-"""torch.compile before or after wrapping: the same gradients, other names.
+"""torch.compile before or after wrapping: the same gradients, the same names.
 
 torchrun --standalone --nproc_per_node=2 runs/questions/compiled.py
 """
@@ -17,15 +17,17 @@ torch.manual_seed(dist.get_rank())
 x = torch.randn(8, 4)
 options = {"backend": "eager"}  # leave this out where there is a compiler
 
+compiled = copy.deepcopy(model)
+compiled.compile(**options)  # in place: the same module
+before = DistributedDataParallel(compiled)
+before(x).sum().backward()
 wrapped = DistributedDataParallel(copy.deepcopy(model))
 after = torch.compile(wrapped, **options)  # may cut its graph between buckets
 after(x).sum().backward()
-before = DistributedDataParallel(torch.compile(copy.deepcopy(model), **options))
-before(x).sum().backward()
 
 for one, other in zip(after.parameters(), before.parameters(), strict=True):
     assert torch.equal(one.grad, other.grad)
-assert next(iter(wrapped.module.state_dict())) == "0.weight"
-assert next(iter(before.module.state_dict())) == "_orig_mod.0.weight"
+assert next(iter(before.module.state_dict())) == "0.weight"
+assert next(iter(torch.compile(model).state_dict())) == "_orig_mod.0.weight"
 del wrapped, after, before
 dist.destroy_process_group()
