@@ -443,6 +443,8 @@ def test_a_reference_shows_the_rooms_of_a_package(render, book):
         "<code>gears.box.inner.axle</code>",
     ]
     assert '<h4 id="api-gears-box-inner-axle-oil"><code>oil</code></h4>' in html
+    assert "/src/gears/box/inner/axle.py" in html
+    assert '<a href="#api-gears-wheel-turn"><code>turn</code></a>' in html, "the first of two"
 
 
 def test_a_reference_of_some_modules(render, book):
@@ -455,8 +457,6 @@ def test_a_reference_of_some_modules(render, book):
     assert re.findall(r"<h3 id=(.*?)>", html) == ['"api-gears-teeth"']
     assert '<h4 id="api-gears-teeth-COUNT">' in html
     assert "there is no src/gears/tooth.py" in render(PAGE, some % "tooth").stderr
-    assert "/src/gears/box/inner/axle.py" in html
-    assert '<a href="#api-gears-wheel-turn"><code>turn</code></a>' in html, "the first of two"
 
 
 def test_a_tooltip_shows_formulas_as_text(render, book):
