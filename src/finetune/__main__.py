@@ -1,5 +1,10 @@
 """`python -m finetune`, or `torchrun … -m finetune`: the trainer as a command."""
 
+from finetune.parent import end_with_torchrun
+
+if __name__ == "__main__":
+    end_with_torchrun()  # also while torch is imported
+
 from finetune import last_words
 from finetune.requirement import torch_problem
 

@@ -4,12 +4,10 @@ A rank that fails alone leaves, and the others wait for it in vain. So work
 that may fail goes through `succeed_together`.
 """
 
-import ctypes
 import hashlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,10 +19,10 @@ import torch.distributed as dist
 
 import finetune
 import miniddp
+from finetune.parent import end_with_torchrun
 from miniddp.process import init_process_group
 
 T = TypeVar("T")
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal when the parent ends
 SHOWN = 100  # characters of a value
 
 
@@ -40,8 +38,7 @@ def start(timeout: int, backend: str | None = None) -> None:
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     level = logging.ERROR if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s")
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_torchrun()
     if "RANK" in os.environ:
         init_process_group(backend, timedelta(seconds=timeout))
     else:

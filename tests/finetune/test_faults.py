@@ -320,6 +320,36 @@ def test_ranks_end_with_the_torchrun_that_started_them(tmp_path):
     assert names(tmp_path / "saved") == []
 
 
+def children(pid: int) -> list[int]:
+    try:
+        return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def imports_torch(pid: int) -> bool:
+    return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent")
+def test_ranks_that_still_import_torch_end_with_the_torchrun_that_started_them():
+    arguments = ["--nproc_per_node=2", "-m", "finetune", "--epochs=100000", "--max-length=8"]
+    launcher = subprocess.Popen(
+        [sys.executable, *LAUNCHER, *arguments], env=environment(), stderr=subprocess.DEVNULL
+    )
+    wait_for(lambda: len(children(launcher.pid)) == 2)
+    started = children(launcher.pid)
+    try:
+        wait_for(lambda: any(map(imports_torch, started)))
+        launcher.kill()
+        launcher.wait()
+        wait_for(lambda: not any(map(is_running, started)))
+    finally:
+        launcher.kill()
+        for pid in filter(is_running, started):
+            os.kill(pid, signal.SIGKILL)
+
+
 # Two trainings, one folder
 
 
