@@ -22,7 +22,7 @@ compiled.compile(**options)  # in place: the same module
 before = DistributedDataParallel(compiled)
 before(x).sum().backward()
 wrapped = DistributedDataParallel(copy.deepcopy(model))
-after = torch.compile(wrapped, **options)  # may cut its graph between buckets
+after = torch.compile(wrapped, **options)
 after(x).sum().backward()
 
 for one, other in zip(after.parameters(), before.parameters(), strict=True):
