@@ -101,7 +101,7 @@ function build() {
     const common = { width, xs: CAPS, marks: [[DEFAULT_CAP, "25 MiB"]] };
     curves.replaceChildren(
       plot({
-        ...common, height: 132, label: `${table ? "bus bandwidth of an all-reduce" : "bandwidth"}, GB/s`,
+        ...common, height: 132, label: `${table ? "bus bandwidth" : "bandwidth"}, GB/s`,
         top: 1.08 * Math.max(...line.map(([, value]) => value)), lines: { reached: line }, dots: { published: dots }, chosen: [cap, rate(cap * MIB)],
         alt: `Bandwidth against the size of a bucket: ${rate(DEFAULT_CAP * MIB).toPrecision(3)} GB/s at 25 MiB, ` +
           `${rate(CAPS.at(-1) * MIB).toPrecision(3)} at ${CAPS.at(-1)} MiB.`,

@@ -269,6 +269,12 @@ def test_there_is_room_for_all(visit: Visit, width: int) -> None:
     assert [block for block in blocks if block[1:] != [0, 4]] == [], "it scrolls, and hides that"
 
 
+LABELS_ARE_WHOLE = """() => [...document.querySelectorAll("main svg text")].every(label => {
+    const [drawn, picture] = [label, label.closest("svg")].map(it => it.getBoundingClientRect());
+    return drawn.left >= picture.left - 1 && drawn.right <= picture.right + 1;
+})"""
+
+
 def until(page: Page, condition: str) -> None:
     """Asked from outside: what waits inside a page evaluates text, which its policy forbids."""
     for _ in range(300):
@@ -288,6 +294,7 @@ def test_text_has_the_size_that_the_reader_chose(visit: Visit) -> None:
         settings.send("Page.setFontSizes", {"fontSizes": {"standard": 32}})
         until(visit.page, f"{size} === {2 * usual}")
         until(visit.page, FITS)
+        until(visit.page, LABELS_ARE_WHOLE)
     finally:
         settings.send("Page.setFontSizes", {"fontSizes": {"standard": 16}})
         settings.detach()
