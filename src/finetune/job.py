@@ -39,11 +39,12 @@ def start(timeout: int, backend: str | None = None) -> None:
     level = logging.ERROR if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s")
     end_with_torchrun()
+    limit = timedelta(seconds=timeout)
     if "RANK" in os.environ:
-        init_process_group(backend, timedelta(seconds=timeout))
+        init_process_group(backend, limit)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        init_process_group(store=store, rank=0, world_size=1)
+        init_process_group(backend, limit, store=store, rank=0, world_size=1)
 
 
 def succeed_together(

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
+import torch.distributed as dist
+
 from finetune.model import SIZES
 
 
@@ -85,6 +87,10 @@ class Options:
             if wanted:
                 shown = repr(value)[:100]
                 raise OptionsError(f"{flag(field.name)} must be {wanted}, got {shown}")
+        if self.backend and not has_backend(self.backend):
+            raise OptionsError(
+                f"--backend must be one that this torch has, got {self.backend[:100]!r}"
+            )
         if self.batch_size % self.accumulation:
             raise OptionsError(
                 f"--accumulation must divide --batch-size, got "
@@ -107,6 +113,13 @@ def _missed(value: Any, choices: Sequence[str], least: int) -> str | None:
     if value == "":
         return "something"
     return None
+
+
+def has_backend(name: str) -> bool:
+    try:
+        return dist.is_backend_available(name)
+    except ValueError:  # no pair of a device and a backend
+        return False
 
 
 def flag(name: str) -> str:

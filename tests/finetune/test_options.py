@@ -29,6 +29,8 @@ from finetune.options import Options, OptionsError, parse_options
         ({"lr": 1e39}, "--lr must be a positive number below 1e30, got 1e+39"),
         ({"clip": 0.0}, "--clip must be a positive number below 1e30, got 0.0"),
         ({"checkpoint": ""}, "--checkpoint must be something, got ''"),
+        ({"backend": "gloom"}, "--backend must be one that this torch has, got 'gloom'"),
+        ({"backend": "gpu:"}, "--backend must be one that this torch has, got 'gpu:'"),
         ({"accumulation": 3}, "--accumulation must divide --batch-size, got 3 for 16 pairs"),
         ({"checkpoint_every": 5}, "--checkpoint-every needs --checkpoint"),
         ({"resume": "auto"}, "--resume auto needs --checkpoint"),

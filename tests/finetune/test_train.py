@@ -365,13 +365,24 @@ def test_a_torch_that_is_too_old_is_one_line_with_what_to_do(tmp_path, ranks):
     assert "finetune/" not in ended.stderr, "a rank printed a traceback"
 
 
+def test_one_rank_takes_the_backend_that_it_is_told():
+    program = (
+        "import torch.distributed as dist\n"
+        "from finetune import job\n"
+        "job.start(timeout=60, backend='cpu:gloo')\n"
+        "print(dist.get_backend_config(), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    assert command(program=["-c", program]).stdout.strip() == "cpu:gloo"
+
+
 def test_ranks_that_want_different_backends_are_told_in_one_line(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"
         "from finetune import last_words\n"
         "from finetune.train import main\n"
-        "if os.environ['RANK'] == '1': sys.argv.append('--backend=nccl')\n"
+        "if os.environ['RANK'] == '1': sys.argv.append('--backend=cpu:gloo')\n"
         "last_words.run(main)\n"
     )
     ended = command("--backend=gloo", ranks=2, program=[str(program)])
@@ -379,7 +390,7 @@ def test_ranks_that_want_different_backends_are_told_in_one_line(tmp_path):
     last = [text for text in ended.stderr.splitlines() if text.strip("= ")][-1]
     assert last.startswith("  traceback : finetune: error: ")
     assert "rank 0 for gloo" in last
-    assert "rank 1 for nccl" in last
+    assert "rank 1 for cpu:gloo" in last
     assert "finetune/" not in ended.stderr, "a rank printed a traceback"
 
 
