@@ -39,7 +39,7 @@ _LAUNCH_CATEGORIES = (
     "xpu_runtime",
 )
 _COMMUNICATION_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|nvshmem|(one|two)_shot_all_reduce|cross_device_reduce|multimem_",
+    r"(n|r|ms|one)ccl|nvshmem|(one|two)_shot_all_reduce|cross_device_reduce|multimem_",
     re.IGNORECASE,
 )
 _COPY_KERNEL = re.compile(

@@ -271,6 +271,7 @@ def test_a_message_is_told_by_what_stands_around_its_launch(tmp_path, around, ke
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "c"),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "c"),
         ("void rcclGenericKernel<0, false>(ncclDevKernelArgsStorage<4096ul>)", "c"),
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false", "c"),
         ("void cross_device_reduce_1stage<half, 2>(RankData*)", "c"),
         ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", "c"),
         ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x64_MI16x16x16x1", "w"),
