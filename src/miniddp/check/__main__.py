@@ -27,12 +27,10 @@ def main() -> int:
     if fault := why_not(options.program):
         say(f"miniddp.check: {options.program} {fault}")
         return NO_SCRIPT
-    with tempfile.TemporaryDirectory(prefix="miniddp-check-") as folder:
-        verdict = Path(folder) / "verdict"
-        verdict.touch()
+    with tempfile.NamedTemporaryFile(prefix="miniddp-check-") as verdict:
         watched = session.start(
             session.Options(
-                options.steps, options.epochs, options.json, str(verdict)
+                options.steps, options.epochs, options.json, verdict.name
             )
         )
         has_failed = True
@@ -45,7 +43,7 @@ def main() -> int:
                 raise
         finally:
             watched.finish(has_failed)
-            lines = verdict.read_text(encoding="utf-8").splitlines()
+            lines = verdict.read().decode().splitlines()
     return judge(lines, watched.names, options.strict)
 
 
@@ -62,8 +60,9 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.steps is None and options.epochs is None:
         options.steps = STEPS
-    if 0 in (options.steps, options.epochs):
-        parser.error("there is nothing to watch in 0 steps or epochs")
+    counts = [options.steps, options.epochs]
+    if any(count is not None and count < 1 for count in counts):
+        parser.error("there is nothing to watch in less than one step or epoch")
     return options
 
 

@@ -6,6 +6,8 @@ from miniddp.check.finding import Event, Peers, Run, are_same
 
 BATCHES = 2
 """So many batches have to be equal, and different from each other."""
+Samples = list[tuple[int, ...]]
+"""Of each its index, -1 if it has none, and a digest of each column."""
 
 
 class Epoch(NamedTuple):
@@ -56,12 +58,12 @@ def events_by_place(run: Run, rank: int, kind: str) -> dict[str, list[Event]]:
     return by_place
 
 
-def samples_of(batches: list[Event]) -> dict[int, list[int]]:
-    """Of each sample that was read, by its index, its digests."""
-    samples = {}
+def samples_of(batches: list[Event]) -> Samples:
+    """In the order in which they were read."""
+    samples: Samples = []
     for batch in batches:
-        indices = batch["indices"]
+        size = max(map(len, batch["columns"]), default=0)
+        indices = batch["indices"] or [-1] * size
         columns = [c for c in batch["columns"] if len(c) == len(indices)]
-        for number, index in enumerate(indices):
-            samples[index] = [column[number] for column in columns]
+        samples += zip(indices, *columns, strict=True)
     return samples

@@ -15,12 +15,7 @@ def find(run: Run) -> Iterator[Finding]:
         sums = added_up(run, first)
         if epoch.is_training or not sums:
             continue
-        read = [
-            (index, *columns)
-            for of_rank in epoch.batches
-            for batch in of_rank
-            for index, columns in samples_of([batch]).items()
-        ]
+        read = [s for of_rank in epoch.batches for s in samples_of(of_rank)]
         count = len(set(read))
         twice = len(read) - count
         by_all = len(read) == len(run.ranks) * count

@@ -58,10 +58,10 @@ def why(run: Run, step: Step) -> str:
     if not step.peers[0]["is_wrapped"]:
         return "averaged in part"
     is_around = any(event["is_around"] for event in step.peers)
-    if is_around or not all(forwards):
-        return "around the wrapper"
     if any(event["unsent"] for event in step.peers):
         return "not in the mean"
+    if is_around or not all(forwards):
+        return "around the wrapper"
     if not any(event["averages"] for event in run.all_of_kind("wrap")):
         return "no sync_gradients"
     if not all(events[-1]["will_send"] for events in forwards):
@@ -104,7 +104,7 @@ def clipped_too_early(run: Run, step: Step) -> Iterator[Finding]:
     are_averaged = first_difference(step.peers, "gradients") is None
     for clips in zip(*step.of_kind("clip"), strict=False):
         name = first_difference(clips, "gradients")
-        if are_averaged and name is not None:
+        if are_averaged and name in step.peers[0]["gradients"]:
             yield run.found("clipped before the mean", clips[0], name=name)
 
 
@@ -179,7 +179,9 @@ def micro_batches(run: Run) -> Iterator[Finding]:
         backwards = step.of_kind("backward")[0]
         forwards = step.of_kind("forward")[0]
         origin = backwards[-1]["origin"] if backwards else ""
-        passes = [e for e in backwards if e["origin"] == origin]
+        passes = [
+            e for e in backwards if e["in_no_sync"] or e["origin"] == origin
+        ]
         count = len(passes)
         if count < 2 or event["is_wrapped"] * count > len(forwards):
             continue

@@ -3,24 +3,26 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from miniddp.check.epochs import BATCHES, Epoch, samples_of
+from miniddp.check.epochs import BATCHES, Epoch, Samples, samples_of
 from miniddp.check.finding import Event, Finding, Peers, Run
 
-UNIQUE = 0.9
-"""Such a share of the samples has to be unlike the others, to be known."""
-SHARED = 3
-"""So many samples that both read have to be equal."""
+SHARED = 8
+"""So many samples both have to read: a few may be drawn twice by chance."""
 
 
 def overlap(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     """Samples that ranks 0 and 1 read, each in an order of its own."""
     for epoch in training:
         mine, others, *_ = map(samples_of, epoch.batches)
-        count = max(share_samples(mine, others), share_content(mine, others))
-        if count and all(reads_everything(event) for event in epoch.peers):
+        count = share_content(mine, others)
+        is_sure = all(map(reads_everything, epoch.peers))
+        if is_sure:
+            count = max(count, share_samples(mine, others))
+        if count:
             yield run.found(
                 "overlapping shares",
                 epoch.peers[0],
+                sure="certain" if is_sure else "likely",
                 count=count,
                 watched=len(mine),
             )
@@ -33,14 +35,14 @@ def reads_everything(epoch: Event) -> bool:
     return bool((epoch["batches"] + 1) * size > epoch["samples"])
 
 
-def share_samples(
-    mine: dict[int, list[int]], others: dict[int, list[int]]
-) -> int:
+def share_samples(mine: Samples, others: Samples) -> int:
     """How many both have read, if a column is equal, and no constant."""
-    both = mine.keys() & others.keys()
-    pairs = [zip(mine[index], others[index], strict=False) for index in both]
+    one = {index: columns for index, *columns in mine}
+    other = {index: columns for index, *columns in others}
+    both = one.keys() & other.keys()
+    pairs = [zip(one[index], other[index], strict=False) for index in both]
     for column in zip(*pairs, strict=False):
-        is_equal = all(one == other for one, other in column)
+        is_equal = all(value == peer for value, peer in column)
         are_enough = len(both) >= SHARED and len(set(column)) >= BATCHES
         if is_equal and are_enough and not is_regular(list(both), column):
             return len(both)
@@ -58,12 +60,10 @@ def is_regular(indices: list[int], values: Peers) -> bool:
     return changes < len(set(in_order))
 
 
-def share_content(
-    mine: dict[int, list[int]], others: dict[int, list[int]]
-) -> int:
-    """How many both have read, if they are many, wherever they lie."""
-    kinds = set(map(tuple, mine.values()))
-    both = kinds & set(map(tuple, others.values()))
-    are_many = len(both) >= max(SHARED + 1, len(kinds) / 5)
-    are_unique = len(kinds) > UNIQUE * len(mine)
+def share_content(mine: Samples, others: Samples) -> int:
+    """How many both have read, if they are many, and none was read twice."""
+    kinds = {tuple(columns) for _, *columns in mine}
+    both = kinds & {tuple(columns) for _, *columns in others}
+    are_many = len(both) >= max(SHARED, len(kinds) / 5)
+    are_unique = len(kinds) == len(mine)
     return len(both) if are_many and are_unique and () not in both else 0

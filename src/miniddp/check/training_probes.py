@@ -84,8 +84,8 @@ class TrainingProbes:
         self.last_step: weakref.WeakKeyDictionary[Optimizer, int]
         self.last_step = weakref.WeakKeyDictionary()
         """Of an optimizer: how many backward passes were before."""
-        self.awaited = 0
-        """Forward passes of a wrapper whose backward has yet to come."""
+        self.awaited: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The wrappers whose backward pass has yet to come."""
         self.in_backward = False
         self.passes = 0
         self.origins: list[str] = []
@@ -149,7 +149,8 @@ class TrainingProbes:
         finally:
             if str(call.error).startswith(UNFINISHED):
                 self.recorder.note("unfinished", line=user_line())
-        self.awaited += will_send
+        if will_send:
+            self.awaited.add(wrapper)
         if torch.is_grad_enabled():
             self.last_forward[id(wrapper)] = self.passes
         if event:
@@ -171,7 +172,7 @@ class TrainingProbes:
         if self.in_backward:
             yield
             return
-        sends = self.awaited > 0
+        sends = len(self.awaited) > 0
         event: Event = {}
         if self.recorder.is_watching:
             event = self.note_backward(call.argument(0, "tensors"), sends)
@@ -182,7 +183,7 @@ class TrainingProbes:
                 yield
         finally:
             self.in_backward = False
-        self.awaited = 0
+        self.awaited.clear()
         self.recorder.free_since = time.monotonic()
         self.trained.pointers = {}
         is_early = self.recorder.step < FIRST_STEPS and not self.wrappers
@@ -199,6 +200,10 @@ class TrainingProbes:
             line=user_line(),
             origin=user_path(),
             sends=sends,
+            in_no_sync=any(
+                not wrapper.require_backward_grad_sync
+                for wrapper in self.awaited
+            ),
             loss={},
             is_mean=False,
             scale=1.0,

@@ -155,9 +155,10 @@ def test_what_is_no_module_is_said(name: str) -> None:
     assert f"{name} " in results.outputs[0]
 
 
+@pytest.mark.parametrize("count", ["0", "-3"])
 @pytest.mark.parametrize("option", ["--steps", "--epochs"])
-def test_nothing_is_not_watched(option: str) -> None:
-    results = run_ranks(run_command, 1, option, "0", "train.py", backend=None)
+def test_nothing_is_not_watched(option: str, count: str) -> None:
+    results = run_ranks(run_command, 1, option, count, "train.py", backend=None)
     assert list(results) == [2]
     assert "there is nothing to watch" in results.outputs[0]
 

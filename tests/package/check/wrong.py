@@ -154,6 +154,22 @@ for x in mine():
     step(ddp, optimizer, x)
 """,
     ),
+    "unfrozen after wrapping, for an optimizer of its own": Wrong(
+        "not in the mean",
+        """
+model = make_model()
+model[0].requires_grad_(False)
+ddp = DDP(model)
+model[0].requires_grad_(True)
+of_head, of_body = sgd(model[2]), sgd(model[0])
+for x in mine():
+    ddp(x).square().mean().backward()
+    clip_grad_norm_(ddp.parameters(), 1.0)
+    for optimizer in of_head, of_body:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
     "a head replaced after wrapping": Wrong(
         "not in the mean",
         """
@@ -808,6 +824,22 @@ for number, x in enumerate(mine(8)):
         optimizer.zero_grad()
 """,
     ),
+    "no_sync around one of two calls of backward": Wrong(
+        "averaged in every micro-batch",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine(8)):
+    loss = ddp(x).square().mean() / 2
+    if number % 2 == 1:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    else:
+        with ddp.no_sync():
+            loss.backward()
+""",
+    ),
     "one NaN": Wrong(
         "not finite",
         """
@@ -894,6 +926,32 @@ shard = TensorDataset(dataset.tensors[0][begin : begin + 24])
 ddp = DDP(make_model())
 optimizer = sgd(ddp)
 for (x,) in DataLoader(shard, batch_size=4, shuffle=True):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a sampler of batches with a seed for each rank": Wrong(
+        "overlapping shares",
+        """
+torch.manual_seed(rank)
+batches = torch.randperm(48).view(12, 4)[rank::world_size]
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x, y in DataLoader(dataset, batch_sampler=batches.tolist()):
+    step(ddp, optimizer, x)
+""",
+    ),
+    "a stream that each rank reads as a whole, in an order of its own": Wrong(
+        "overlapping shares",
+        """
+class Stream(IterableDataset):
+    def __iter__(self):
+        order = torch.randperm(48, generator=torch.Generator().manual_seed(rank))
+        return iter(dataset.tensors[0][order])
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in DataLoader(Stream(), batch_size=4):
     step(ddp, optimizer, x)
 """,
     ),
