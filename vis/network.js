@@ -97,7 +97,7 @@ const EXPECTED = "expected all that nccl-tests’ all_reduce_perf prints";
 
 /** What all_reduce_perf of nccl-tests prints, as { ranks, points }; throws an Error of one line. */
 export function readNcclTests(text) {
-  const lines = text.split("\n");
+  const lines = text.split("\n").map((line) => line.replace(/^(\[\S*\d+,\d+\]<\w+>: ?|\d+: )/, ""));
   const words = lines.map((line) => line.replace(/^[\s#]+/, "").split(/\s+/).filter(Boolean));
   const columns = words.find((row) => ["size", "time", "algbw", "busbw"].every((name) => row.includes(name)));
   if (!columns) throw new Error(`${EXPECTED}: no line “# size count type redop … time algbw busbw” found`);

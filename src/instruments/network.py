@@ -398,12 +398,13 @@ def read_nccl_tests(text: str) -> Measured:
     """The link that the output of `all_reduce_perf` shows.
 
     The columns are found by the names above them, which differ between versions. Of the
-    times out of place and in place the shorter one counts.
+    times out of place and in place the shorter one counts. A launcher may have put in
+    front of each line which rank printed it.
 
     Raises:
         ValueError: Not such an output, in one line that says what was expected.
     """
-    lines = text.splitlines()
+    lines = [_TAG.sub("", line) for line in text.splitlines()]
     columns = _nccl_columns(lines)
     found = {match[1] for line in lines if (match := _RANK.match(line))}
     ranks = len(found)
@@ -427,6 +428,7 @@ def read_nccl_tests(text: str) -> Measured:
     return fit_table(sizes, seconds, ranks)
 
 
+_TAG = re.compile(r"^(\[\S*\d+,\d+\]<\w+>: ?|\d+: )")
 _RANK = re.compile(r"\s*#\s+Rank\s+(\d+)")
 _ROW = re.compile(r"\s*\d+\s+\d+\s")
 

@@ -47,6 +47,17 @@ def test_the_shorter_time_of_each_size_is_read(columns: str) -> None:
     )
 
 
+TAGGED = [
+    "\n".join(f"{tag}{line}" for line in output(8, NOW, ROWS).splitlines())
+    for tag in ("[1,0]<stdout>:", "[prterun-node-7@1,0]<stdout>: ", "0: ")
+]
+
+
+@pytest.mark.parametrize("text", TAGGED, ids=["Open MPI 4", "Open MPI 5", "srun --label"])
+def test_lines_may_say_which_rank_printed_them(text: str) -> None:
+    assert read_nccl_tests(text) == read_nccl_tests(output(8, NOW, ROWS))
+
+
 def test_a_published_table_comes_back_from_its_output() -> None:
     rows = {row["size_bytes"]: row["time_in_place_us"] for row in read("allreduce_h100_8gpu")}
     large = {size: time for size, time in rows.items() if size >= 2**20}

@@ -435,6 +435,7 @@ def test_what_nccl_tests_printed_is_read_as_python_reads_it(compute: Compute) ->
         test_nccl_tests.output(8, columns, rows)
         for columns in (test_nccl_tests.NOW, test_nccl_tests.BEFORE)
     ]
+    outputs += test_nccl_tests.TAGGED
     found = compute.page.evaluate(PASTE, [["nccl", text] for text in outputs])
     for text, shown in zip(outputs, found, strict=True):
         table = read_nccl_tests(text)
