@@ -227,7 +227,10 @@ def collectives(traces: Sequence[DeviceTrace]) -> list[Collective]:
     first, *others = kernels.values()
     places = [place for place in first if all(place in other for other in others)]
     if not places:
-        raise TraceError("the traces share no collective: expected one job, one step")
+        raise TraceError(
+            "the traces share no collective: expected one job, one step and one group "
+            "of all these ranks"
+        )
     return [_collective(place, ranks, kernels) for place in places]
 
 

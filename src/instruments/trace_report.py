@@ -94,7 +94,7 @@ def lines_of_ranks(traces: Sequence[DeviceTrace]) -> list[str]:
 def title(trace: DeviceTrace) -> str:
     found = [f"{trace.path.name}: {name(trace)}"]
     if trace.world_size is not None:
-        found[0] += f" of {trace.world_size}"
+        found.append(f"world size {trace.world_size}")
     found.append(trace.hardware)
     if trace.nccl:
         found.append(f"NCCL {trace.nccl}")

@@ -407,7 +407,7 @@ def test_ranks_that_do_not_belong_together(tmp_path):
     with pytest.raises(TraceError, match="are both of rank 0: expected one trace of each rank"):
         collectives([first, first])
     other = rank_trace(tmp_path / "b.json", 1, [100], name="ncclKernel_Broadcast_x")
-    with pytest.raises(TraceError, match="share no collective: expected one job"):
+    with pytest.raises(TraceError, match="share no collective: expected one job, one step and"):
         collectives([first, other])
     silent = rank_trace(tmp_path / "c.json", 1, [100], name="gemm")
     with pytest.raises(TraceError, match="share no collective: expected one job"):
@@ -439,7 +439,7 @@ def test_the_command_prints_one_rank(tmp_path):
     path = write(tmp_path / "one.json", step(), distributedInfo={"rank": 1, "world_size": 2})
     shown = command(path)
     assert shown.returncode == 0, shown.stderr
-    assert "one.json: rank 1, device 0 of 2" in shown.stdout
+    assert "one.json: rank 1, device 0, world size 2" in shown.stdout
     assert "ProfilerStep#5" in shown.stdout
     assert "1,000" in shown.stdout
 
