@@ -83,17 +83,26 @@ class Exchange(threading.Thread):
             self.report(self.gather([]), self.is_first)
 
     def finish(self, has_failed: bool) -> None:
-        """The script has ended here. One rank waits for the others' notes."""
+        """The script has ended here. One rank waits for the others' notes.
+
+        It is the first that has failed, else rank 0, which is left last.
+        """
         self.is_over.set()
         self.join(LAST_WAIT_SECONDS)
+        told = self.key("told")
         try:
+            tells = has_failed and self.is_first("end")
             self.beat(is_done=True, has_failed=has_failed)
             self.publish()
-            if (self.rank == 0 or has_failed) and self.is_first("end"):
-                if not has_failed:
-                    self.wait_for(self.have_ended)
+            if self.rank == 0 and not has_failed:
+                self.wait_for(self.have_ended)
+                tells = self.is_first("end")
+            if tells:
                 stuck = self.left_alone() if has_failed else []
                 self.report(self.gather(stuck), self.is_first)
+                self.store.set(told, "")
+            elif self.rank == 0:
+                self.wait_for(lambda: self.store.check([told]))
         except dist.DistError:
             pass  # the store has ended before us: another rank had the word
         except Exception as error:

@@ -12,6 +12,7 @@ Peers = tuple[Event, ...]
 WORDS = tomllib.loads(
     Path(__file__).with_name("findings.toml").read_text(encoding="utf-8")
 )
+PASSES = ("forward", "backward")
 SEVERITIES = list(WORDS)
 TABLE = {
     kind: {"severity": severity, **words}
@@ -173,16 +174,22 @@ def is_talk(event: Event) -> bool:
 
 
 def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:
-    """For each step what was done before; not the passes that were zeroed."""
+    """For each step what was done before; not the passes that were zeroed.
+
+    Optimizers that step one after the other share the passes before.
+    """
     led: list[Event] = []
+    since: list[Event] = []
     for event in events:
         if event["kind"] == "step":
+            have_passed = any(e["kind"] in PASSES for e in since)
+            led = since if have_passed else led + since
             yield led
-            led = []
+            since = []
             continue
         if event["kind"] == "zero":
-            led = [earlier for earlier in led if earlier["kind"] != "backward"]
-        led.append(event)
+            since = [e for e in since if e["kind"] != "backward"]
+        since.append(event)
 
 
 def first_difference(

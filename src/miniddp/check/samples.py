@@ -73,6 +73,9 @@ class Rows:
 
 
 def columns_of(batch: Any) -> list[Rows]:
+    """None of a list of samples, whose tensors are of one sample each."""
+    if isinstance(batch, list) and all(isinstance(s, dict) for s in batch):
+        return []
     columns = [
         leaf
         for leaf in pytree.tree_leaves(batch)

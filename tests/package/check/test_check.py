@@ -173,20 +173,23 @@ def test_what_is_found_is_told_before_os_exit(tmp_path: Path) -> None:
 LEAVES = """
 model = make_model()
 for number, x in enumerate(mine(6)):
-    if number == 3 and rank == 1:
+    if number == 3 and rank == LEAVER:
         break
+    time.sleep(0.2)
     model(x).square().mean().backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
 dist.destroy_process_group()
-time.sleep(1)
+time.sleep(rank)
 """
 
 
-def test_a_rank_that_leaves_its_group_before_it_ends_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_leaves_its_group_before_it_ends_is_named(leaver: int, tmp_path: Path) -> None:
+    script = str(written(tmp_path, LEAVES.replace("LEAVER", str(leaver))))
     with pytest.raises(RanksFailed) as failure:
-        run_ranks(run_command, 2, str(written(tmp_path, LEAVES)), backend=None)
-    assert "a rank has left: rank 1 has ended" in "".join(failure.value.outputs)
+        run_ranks(run_command, 2, script, backend=None)
+    assert f"a rank has left: rank {leaver} has ended" in "".join(failure.value.outputs)
 
 
 WITHOUT_A_FOLDER = """

@@ -420,6 +420,20 @@ for x in mine():
         step(ddp, optimizer, x)
 """,
     ),
+    "the second of two models inside no_sync": Wrong(
+        "step inside no_sync",
+        """
+encoder, head = DDP(nn.Linear(4, 4)), DDP(nn.Linear(4, 1))
+of_encoder, of_head = sgd(encoder), sgd(head)
+for x in mine():
+    with head.no_sync():
+        loss = head(encoder(x)).square().mean()
+    loss.backward()
+    for optimizer in of_encoder, of_head:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
     "the modulo is off by one": Wrong(
         "step inside no_sync",
         """
