@@ -276,7 +276,11 @@ def _end_of_earlier_work(
     if not launches:
         return 0.0
     return max(
-        (kernel.end for kernel in kernels if kernel.launch not in launches),
+        (
+            kernel.end
+            for kernel in kernels
+            if kernel.launch and kernel.launch not in launches
+        ),
         default=0.0,
     )
 

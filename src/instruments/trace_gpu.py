@@ -84,6 +84,9 @@ _ELEMENT_BYTES = {
     "uint8": 1,
     "int8": 1,
 }
+_UNTOLD = "?"
+"""The step of a kernel that names no launch, until the kernels are in order."""
+
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_-]?(\d+)", re.IGNORECASE)
 _OTHER_FILES = {
     b"SQLite format 3": "a database of SQLite, as Nsight Systems exports it",
@@ -229,7 +232,7 @@ def read_devices(path: str | Path) -> list[DeviceTrace]:
             hardware=hardware.get(device, ""),
             nccl=nccl,
             clock_ns=base_ns + 1000 * int(first) + round(1000 * (first % 1)),
-            work=sorted(work, key=lambda item: item.interval),
+            work=work,
         )
         for device, work in sorted(devices.items())
     ]
@@ -286,18 +289,16 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
             continue
         event = _host_event(row, first)
         args = event.args
-        launch = _launch_of(event, launches.get(args.get("correlation"), []))
-        if last_end is not None and (launch is None or launch.start > last_end):
+        number = args.get("correlation")
+        launch = _launch_of(event, launches.get(number, []))
+        if last_end is not None and _is_outside(launch, number, last_end):
             continue
-        step = None
-        message = None
+        step = "" if number else _UNTOLD
+        told: list[_HostEvent] = []
         if launch:
-            step = _innermost(steps[launch.process], launch.start)
-        if kind == COMMUNICATION:
-            around = (
-                _around(notes[launch.process, launch.thread], launch) if launch else []
-            )
-            message = _message(event, around)
+            around = _innermost(steps[launch.process], launch.start)
+            step = around.name if around else ""
+            told = _around(notes[launch.process, launch.thread], launch)
         work = Work(
             kind=kind,
             name=event.name,
@@ -305,8 +306,8 @@ def _devices(rows: Sequence[dict[str, Any]], first: float) -> dict[str, list[Wor
             end=event.end,
             stream=str(args.get("stream", event.thread)),
             launched=launch.start if launch else None,
-            step=step.name if step else "",
-            message=message,
+            step=step,
+            message=_message(event, told) if kind == COMMUNICATION else None,
         )
         found[str(args.get("device", event.process)), event.process].append(work)
     return _by_device(found)
@@ -318,8 +319,30 @@ def _by_device(found: dict[tuple[str, str], list[Work]]) -> dict[str, list[Work]
     devices = {}
     for (number, process), work in found.items():
         shared = numbers.count(number) > 1
-        devices[f"{number} of {process}" if shared else number] = work
+        devices[f"{number} of {process}" if shared else number] = _in_order(work)
     return devices
+
+
+def _in_order(work: Iterable[Work]) -> list[Work]:
+    """By their starts. A kernel that names no launch is of the step of the one before."""
+    ordered = []
+    step = ""
+    for item in sorted(work, key=lambda item: item.interval):
+        if item.step == _UNTOLD:
+            item = item._replace(step=step)
+        step = item.step
+        ordered.append(item)
+    return ordered
+
+
+def _is_outside(launch: _HostEvent | None, number: Any, last_end: float) -> bool:
+    """Whether it was launched before the recording or after the last step.
+
+    ROCm 6.1 tells no number of RCCL's kernels, but 0: those are kept.
+    """
+    if launch:
+        return launch.start > last_end
+    return bool(number)
 
 
 def _end_of_steps(steps: Iterable[Sequence[_HostEvent]]) -> float | None:

@@ -376,6 +376,9 @@ def test_what_earlier_steps_had_launched_is_not_of_the_recorded_ones(tmp_path):
         delay = 50 if recorded["pid"] == 0 else 0
         events.append({**recorded, "ts": recorded["ts"] + delay})
     earlier = kernel("ampere_sgemm_128x64_tn", 0, 50, 0)[1:]  # without its launch
+    for recorded in events:  # as ROCm 6.1 numbers them
+        if recorded["name"] == ALL_REDUCE:
+            recorded["args"]["correlation"] = 0
     result = break_down(read_trace(write(tmp_path / "t.json.gz", events + earlier)))
     assert result.step_seconds == pytest.approx((240e-6 - 50e-6) / 2)
     assert result.families["matmul"].seconds == pytest.approx(45e-6)

@@ -191,6 +191,20 @@ OLD_CATEGORIES = {
 }
 
 
+def test_messages_whose_launch_the_file_does_not_name_are_kept(tmp_path):
+    """ROCm 6.1 gives 0 for the number of each kernel of RCCL."""
+    rows = []
+    for begin in (0, 1000):
+        name = f"ProfilerStep#{begin // 1000}"
+        rows.append(event("user_annotation", name, begin, 1000))
+        rows += launched(begin + 1, begin + 50, "gemm", begin + 100, 200)
+        at = {"device": GPU, "stream": NCCL_STREAM, "correlation": 0}
+        rows.append(event("kernel", ALL_REDUCE, begin + 350, 100, GPU, NCCL_STREAM, **at))
+    trace = read(tmp_path, rows)
+    assert [work.step for work in trace.messages] == ["ProfilerStep#0", "ProfilerStep#1"]
+    assert figures_of_step(trace, "ProfilerStep#1").exposed == pytest.approx(100e-6)
+
+
 def older():
     return [{**row, "cat": OLD_CATEGORIES[row["cat"]]} for row in step()]
 
