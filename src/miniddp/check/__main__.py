@@ -15,8 +15,7 @@ from miniddp.check.report import say
 FOUND = 1
 NO_GROUP = 64
 ONE_RANK = 65
-NO_TORCH = 66
-NO_SCRIPT = 67
+NO_SCRIPT = 66
 STEPS = 30
 
 
@@ -44,7 +43,7 @@ def main() -> int:
         finally:
             watched.finish(has_failed)
             lines = verdict.read().decode().splitlines()
-    return judge(lines, watched.names, options.strict)
+    return judge(lines, options.strict)
 
 
 def parse() -> argparse.Namespace:
@@ -93,25 +92,15 @@ def run(program: str, is_module: bool) -> dict[str, Any]:
     return runpy.run_path(program, run_name="__main__")
 
 
-def judge(lines: list[str], names: dict[str, Any], is_strict: bool) -> int:
+def judge(lines: list[str], is_strict: bool) -> int:
     """The exit code of a script that has ended without an error."""
     if "ranks 1" in lines:
         say("miniddp.check: nothing to compare one rank with: start two")
         return ONE_RANK
     if lines:
         return FOUND if "found" in lines and is_strict else 0
-    if uses_torch(names):
-        say("miniddp.check: the script starts no process group")
-        return NO_GROUP
-    say("miniddp.check: the script uses no torch, nothing to watch")
-    return NO_TORCH
-
-
-def uses_torch(names: dict[str, Any]) -> bool:
-    """Whether the script's own names lead to torch."""
-    origins = {getattr(value, "__module__", "") for value in names.values()}
-    origins |= {getattr(value, "__name__", "") for value in names.values()}
-    return any(str(origin).split(".")[0] == "torch" for origin in origins)
+    say("miniddp.check: the script starts no process group")
+    return NO_GROUP
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ COLLECTIVES = (
     "scatter_object_list",
 )
 SAME_SHAPE = ("all_reduce", "broadcast", "reduce")
-SUM = dist.ReduceOp.SUM
 ROOTS = {
     "broadcast": (1, "src"),
     "broadcast_object_list": (1, "src"),
@@ -183,7 +182,11 @@ def is_small_sum(call: Call) -> bool:
     op = call.argument(1, "op")
     tensor = call.argument(0, "tensor")
     is_small = isinstance(tensor, Tensor) and tensor.numel() <= FEW
-    return call.name == "all_reduce" and is_small and op in (None, SUM)
+    return (
+        call.name == "all_reduce"
+        and is_small
+        and op in (None, dist.ReduceOp.SUM)
+    )
 
 
 def group_name(call: Call) -> str:

@@ -83,10 +83,7 @@ class Exchange(threading.Thread):
             self.report(self.gather([]), self.is_first)
 
     def finish(self, has_failed: bool) -> None:
-        """The script has ended here. One rank waits for the others' notes.
-
-        It is the first that has failed, else rank 0, which is left last.
-        """
+        """The script has ended here. The first that fails tells, or rank 0."""
         self.is_over.set()
         self.join(LAST_WAIT_SECONDS)
         told = self.key("told")

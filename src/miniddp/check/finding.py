@@ -174,10 +174,7 @@ def is_talk(event: Event) -> bool:
 
 
 def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:
-    """For each step what was done before; not the passes that were zeroed.
-
-    Optimizers that step one after the other share the passes before.
-    """
+    """For each step what was done before, with its passes, if not zeroed."""
     led: list[Event] = []
     since: list[Event] = []
     for event in events:

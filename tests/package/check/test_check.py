@@ -123,13 +123,12 @@ def test_a_watched_script_gives_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "ranks", "code"),
     [
-        ("print('no torch')", 1, command.NO_TORCH),
         ("import torch\nprint(torch.ones(1))", 1, command.NO_GROUP),
         ("import torch.distributed as dist\ndist.init_process_group('gloo')", 1, command.ONE_RANK),
         ("raise SystemExit(3)", 1, 3),
-        ("import sys\nsys.exit()", 1, command.NO_TORCH),
+        ("import sys\nsys.exit()", 1, command.NO_GROUP),
     ],
-    ids=["no torch", "no group", "one rank", "a code of its own", "an early end"],
+    ids=["no group", "one rank", "a code of its own", "an early end"],
 )
 def test_exit_codes(text: str, ranks: int, code: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -209,7 +208,7 @@ def test_a_file_is_written_where_the_watcher_cannot_tell_who_writes_it(tmp_path:
     script = tmp_path / "script.py"
     script.write_text(WITHOUT_A_FOLDER, encoding="utf-8")
     results = run_ranks(in_folder, 1, str(tmp_path), str(script), backend=None)
-    assert list(results) == [command.NO_TORCH], results.outputs
+    assert list(results) == [command.NO_GROUP], results.outputs
     assert (tmp_path / "written").read_text() == "whole"
 
 
