@@ -46,17 +46,30 @@ class ScriptJob(Job):
         self.change({})
 
     def change(self, changes: dict[str, str]) -> None:
-        """Write the script: of other sizes, with these changes, and counting steps."""
+        """Write the script: of other sizes, with these changes, counting what it does."""
         text = SCRIPT.read_text(encoding="utf-8")
-        count = f"        open({str(self.home / 'steps')!r}, 'a').write('+')\n"
-        counted = {"        step += 1\n": f"        step += 1\n{count}"}
+        begun = "signals: list[int] = []\n"
+        step = "        step += 1\n"
+        counted = {
+            begun: f"{begun}{self.count('begun')}",
+            step: f"{step}        {self.count('steps')}",
+        }
         text = changed(text, {**SIZES, **counted, **changes})
         self.copy.write_text(text, encoding="utf-8")
 
-    def steps(self) -> int:
-        """How many steps the two ranks have taken, those done twice included."""
-        counted = self.home / "steps"
-        return counted.stat().st_size // 2 if counted.exists() else 0
+    def count(self, what: str) -> str:
+        return f"open({str(self.home / what)!r}, 'a').write('+')\n"
+
+    def counted(self, what: str) -> int:
+        """How often both ranks did that: began, or took a step, in any start of them."""
+        file = self.home / what
+        return file.stat().st_size // 2 if file.exists() else 0
+
+    def until_begun(self) -> None:
+        """Both ranks have asked to be told of torchrun's end."""
+        wait_for(
+            lambda: self.counted("begun") or self.has_ended, "a rank does not begin"
+        )
 
     def program(self) -> list[str]:
         return [str(self.copy), str(self.saved)]
@@ -151,7 +164,7 @@ class ScriptTrial:
         self.finished(self.job.run())
 
     def settle(self) -> None:
-        again = self.job.steps() - (STEPS - self.first_step)
+        again = self.job.counted("steps") - (STEPS - self.first_step)
         self.outcome.steps_again = again
         need(0 <= again <= SAVE_EVERY, f"{again} steps were done twice")
         ends = [process.ended for process in self.job.processes if process.ended]
@@ -176,12 +189,18 @@ def asked_to_end(whom: str, trial: ScriptTrial) -> None:
         send(trial.random.choice(found), signal.SIGTERM)
     process.wait()
     trial.mended()
-    need(trial.job.steps() == STEPS, "not all steps were saved")
+    need(trial.job.counted("steps") == STEPS, "not all steps were saved")
 
 
 def launcher_killed(trial: ScriptTrial) -> None:
-    """The ranks get a signal as if they were told to end."""
+    """The ranks get a signal as if they were told to end.
+
+    A rank that has not run its first line yet gets none: it waits for torchrun's store
+    until the timeout is over, and trains nothing.
+    """
     process = trial.start_and_wait()
+    if trial.job.note_ranks(process):
+        trial.job.until_begun()
     found = trial.job.note_ranks(process)
     for pid in found:
         send(pid, signal.SIGSTOP)

@@ -340,7 +340,7 @@ def test_ranks_that_still_import_torch_end_with_the_torchrun_that_started_them()
     wait_for(lambda: len(children(launcher.pid)) == 2)
     started = children(launcher.pid)
     try:
-        wait_for(lambda: any(map(imports_torch, started)))
+        wait_for(lambda: all(map(imports_torch, started)))
         launcher.kill()
         launcher.wait()
         wait_for(lambda: not any(map(is_running, started)))
