@@ -23,7 +23,7 @@ class Parameter(NamedTuple):
     """A tensor that is trained.
 
     Attributes:
-        name: As in `named_parameters()`; "" where it is not known.
+        name: As in `named_parameters()`; `""` where it is not known.
         shape: Of the tensor.
         products: How often each of its elements multiplies, in forward, for one token
             of a language model or one image.

@@ -96,7 +96,7 @@ _OTHER_FILES = {
 
 
 class Message(NamedTuple):
-    """What a collective moved; None or "" for what the trace does not tell.
+    """What a collective moved; `None` or `""` for what the trace does not tell.
 
     `elements` are those that this rank hands in, of `dtype`.
     """
@@ -119,7 +119,7 @@ class Work(NamedTuple):
     """What a device ran: a kernel, a copy or a fill.
 
     `launched` is when the host's call began, None if the trace does not hold it. `step`
-    is the name of the ProfilerStep in which that was, or "".
+    is the name of the ProfilerStep in which that was, or `""`.
     """
 
     kind: str
@@ -145,8 +145,8 @@ class DeviceTrace:
         rank: Of the process; None if neither the file nor its name tells.
         device: Its number, as the file has it; in a file merged of several ranks that
             use one number, with its process.
-        hardware: Its name, or "".
-        nccl: The version, or "".
+        hardware: Its name, or `""`.
+        nccl: The version, or `""`.
         clock_ns: When its times begin, in nanoseconds of the host's clock.
         work: In the order of the starts.
     """

@@ -190,7 +190,7 @@ def is_small_sum(call: Call) -> bool:
 
 
 def group_name(call: Call) -> str:
-    """Of the process group in which a call is; "" is that of all ranks."""
+    """Of the process group in which a call is; `""` is that of all ranks."""
     values: list[Any] = [*call.args, *call.keywords.values()]
     for value in values:
         is_group = isinstance(value, dist.ProcessGroup)

@@ -55,7 +55,7 @@ class Recorder:
     ) -> Iterator[None]:
         """Where this rank is, if it does not come out again.
 
-        It waits for the ranks of `group`, "" for all, or if None for nobody.
+        It waits for the ranks of `group`, `""` for all, or if None for nobody.
         """
         before = self.place
         since = time.monotonic()
