@@ -38,6 +38,8 @@ class Session:
         self.pid = 0
         self.names: dict[str, Any] = {}
         """The script's, which live until the end of the process, as ever."""
+        self.group: dist.ProcessGroup | None = None
+        """Kept: a thread of gloo that lets go of it last would wait for itself."""
 
     def install(self) -> None:
         trained = Trained()
@@ -65,6 +67,7 @@ class Session:
             self.recorder.is_watching = False
             return
         self.recorder.ranks = tuple(range(world_size))
+        self.group = dist.group.WORLD
         rank = dist.get_rank()
         self.exchange = Exchange(self.recorder, rank, timeout, self.tell)
         self.exchange.start()
