@@ -39,7 +39,7 @@ class Session:
         self.names: dict[str, Any] = {}
         """The script's, which live until the end of the process, as ever."""
         self.group: dist.ProcessGroup | None = None
-        """Kept: a thread of gloo that let go of it last would wait for itself."""
+        """Kept: if a thread of gloo let go of it last, it would await itself."""
 
     def install(self) -> None:
         trained = Trained()
