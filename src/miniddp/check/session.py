@@ -39,7 +39,7 @@ class Session:
         self.names: dict[str, Any] = {}
         """The script's, which live until the end of the process, as ever."""
         self.group: dist.ProcessGroup | None = None
-        """Kept: if a thread of gloo let go of it last, it would await itself."""
+        """Kept: a thread of gloo may not be the last to let go of it."""
 
     def install(self) -> None:
         trained = Trained()
