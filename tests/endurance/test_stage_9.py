@@ -24,6 +24,7 @@ WITH_WORKERS = ("--workers", "1")
 TASK = '''
 """Stands in for the text and the model: it draws in the loader and in forward, and has faults."""
 
+import faulthandler
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+faulthandler.dump_traceback_later(200)  # where a rank stands that is about to be given up
 FAULT = os.environ.get("FAULT")
 RANK = os.environ["RANK"]
 Path(__file__).with_name(f"process-of-{RANK}").write_text(str(os.getpid()))
