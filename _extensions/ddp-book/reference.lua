@@ -120,7 +120,6 @@ local function exports(package, text, home, fail)
     inlines:extend { pandoc.Str(#inlines > 0 and "," or " gives you"), pandoc.Space() }
     inlines:insert(pandoc.Link({ pandoc.Code(name) }, "#" .. identifier(home[name] .. "." .. name)))
   end
-  if #inlines == 0 then return pandoc.Blocks {} end
   inlines:insert(pandoc.Str ".")
   return pandoc.Blocks { pandoc.Para { pandoc.Code("import " .. package), table.unpack(inlines) } }
 end
@@ -135,11 +134,10 @@ end
 
 return function(div, fail)
   local package = div.attributes.package or fail('expected package="name"')
-  local paths = modules("src/" .. package)
-  if #paths == 0 then fail("there are no modules in src/" .. package) end
   local some = div.attributes.modules
-  if some then paths = pandoc.List {} end
+  local paths = some and pandoc.List {} or modules("src/" .. package)
   for name in (some or ""):gmatch "%S+" do paths:insert(("src/%s/%s.py"):format(package, name)) end
+  if #paths == 0 then fail("there are no modules in src/" .. package) end
   local home, blocks = {}, pandoc.Blocks {}
   for _, path in ipairs(paths) do
     local module = path:match("^src/(.+)%.py$"):gsub("/__init__$", ""):gsub("/", ".")
@@ -155,6 +153,5 @@ return function(div, fail)
       blocks:extend(each.blocks)
     end
   end
-  if some then return blocks end
-  return exports(package, project.read("src/" .. package .. "/__init__.py") or "", home, fail) .. blocks
+  return some and blocks or exports(package, project.read("src/" .. package .. "/__init__.py"), home, fail) .. blocks
 end

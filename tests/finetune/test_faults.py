@@ -23,6 +23,7 @@ from finetune.job import Stopped, digest_of_code
 from finetune.options import Options
 from finetune.state_file import CheckpointError, read_state
 from finetune.train import Result, TrainingError
+from instruments.launched_jobs import is_running, ranks
 from miniddp.sampler import DistributedSampler
 
 from .training_cases import LAUNCHER, SHORT, command, environment, run_training, write_pairs
@@ -283,13 +284,6 @@ def wait_for(condition) -> None:
         time.sleep(0.05)
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_the_command_saves_on_sigterm_and_leaves_with_a_code_of_its_own(tmp_path):
     with training(tmp_path, ranks=None) as started:
         started.process.terminate()
@@ -320,13 +314,6 @@ def test_ranks_end_with_the_torchrun_that_started_them(tmp_path):
     assert names(tmp_path / "saved") == []
 
 
-def children(pid: int) -> list[int]:
-    try:
-        return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
 def imports_torch(pid: int) -> bool:
     return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
 
@@ -337,8 +324,8 @@ def test_ranks_that_still_import_torch_end_with_the_torchrun_that_started_them()
     launcher = subprocess.Popen(
         [sys.executable, *LAUNCHER, *arguments], env=environment(), stderr=subprocess.DEVNULL
     )
-    wait_for(lambda: len(children(launcher.pid)) == 2)
-    started = children(launcher.pid)
+    wait_for(lambda: len(ranks(launcher.pid)) == 2)
+    started = ranks(launcher.pid)
     try:
         wait_for(lambda: all(map(imports_torch, started)))
         launcher.kill()
