@@ -25,18 +25,23 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import (
 
 import finetune.train  # noqa: F401
 
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # by torchrun
+
 
 class Forked:
     """What torchrun uses of a `Popen`, for a process that was forked."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.returncode: int | None = None
+        # torchrun's handlers raise: within `os.fork`, logging would keep its lock.
+        mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 work()
             finally:
                 os._exit(70)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -59,6 +64,7 @@ def rank(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.setsid()
     os.closerange(3, 1024)
     forget_handlers()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = list(arguments)
@@ -83,7 +89,7 @@ def exit_code(program: Callable[[], Any]) -> int:
 
 
 def forget_handlers() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in HANDLED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
