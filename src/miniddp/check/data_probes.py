@@ -30,6 +30,9 @@ REMEMBERED = 64
 """So many samples at the start of an epoch are compared with the next."""
 MOST_EPOCHS = 30
 """So often a line's loader is noted after the watch."""
+FETCHES = 3
+"""So many of each worker are compared, but for the first."""
+GENERATORS = 3
 ASKED = ("num_replicas", "rank", "shuffle", "seed", "replacement", "epoch")
 """Of a sampler, if it has them."""
 
@@ -55,13 +58,24 @@ class DataProbes:
         """Of each iterator the indices that it asked for, and not yet gave."""
         self.epochs: weakref.WeakKeyDictionary[Any, Event]
         self.epochs = weakref.WeakKeyDictionary()
+        self.draws: weakref.WeakKeyDictionary[Any, torch.Tensor]
+        self.draws = weakref.WeakKeyDictionary()
+        """Of each iterator what its workers draw from, as they write it."""
+        self.newest_draws = torch.empty(0)
+        self.fetches = 0
+        """Of this process, if it is a worker."""
 
     def iterate(self, call: Call) -> Notes:
         loader = call.args[0]
         before = getattr(loader, "_iterator", None)
         if before is not None:  # its workers stay, and so does the iterator
             self.asked.pop(before, None)
+        else:
+            size = (loader.num_workers, FETCHES, GENERATORS)
+            self.newest_draws = torch.zeros(size, dtype=torch.int64)
+            self.newest_draws.share_memory_()  # type: ignore[no-untyped-call]
         yield
+        self.draws.setdefault(call.result, self.newest_draws)
         frame = next(user_frames(sys._getframe(1)), None)
         line = line_of(frame) if frame else ""
         if self.trained[line] == self.recorder.epochs:
@@ -101,6 +115,8 @@ class DataProbes:
                 self.end_epoch(epoch)
         asked = self.asked.get(call.args[0])
         indices = integers(asked.popleft() if asked else None)
+        if epoch["workers"]:
+            self.note_draws(epoch, self.draws[call.args[0]])
         epoch["read"] += 1
         if len(epoch["first"]) < REMEMBERED:
             epoch["first"] += indices
@@ -114,16 +130,29 @@ class DataProbes:
                 largest=largest_of(call.result),
             )
 
+    def note_draws(self, epoch: Event, draws: torch.Tensor) -> None:
+        """Of the worker that has made the next batch, but for its first."""
+        fetch, worker = divmod(epoch["read"], epoch["workers"])
+        if 0 < fetch < FETCHES and self.recorder.is_watching:
+            drawn = [state for state in draws[worker, fetch].tolist() if state]
+            self.recorder.note("fetch", line=epoch["line"], drawn=drawn)
+
     def fetch(self, call: Call) -> Notes:
-        """Samples are made, in this process if there are no workers."""
-        if not self.recorder.is_watching or get_worker_info() is not None:
+        """Samples are made, in this process or in a worker's."""
+        if not self.recorder.is_watching:
             yield
             return
         before = random_states()
         yield
         after = random_states()
         drawn = [state for state in before if state not in after]
-        self.recorder.note("fetch", line=user_line(), drawn=drawn)
+        worker = get_worker_info()
+        if worker is None:
+            self.recorder.note("fetch", line=user_line(), drawn=drawn)
+        elif self.fetches < FETCHES:
+            states = torch.tensor(drawn, dtype=torch.int64)
+            self.newest_draws[worker.id, self.fetches, : len(drawn)] = states
+            self.fetches += 1
 
     def end_epoch(self, epoch: Event) -> None:
         line = epoch["line"]

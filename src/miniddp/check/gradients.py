@@ -87,16 +87,12 @@ def without_gradients(run: Run) -> Iterator[Finding]:
     for events in by_optimizer.values():
         first = events[0]
         last = events[-1]
-        is_idle = not any(map(has_gradient, events))
+        is_idle = not any(event["gradients"] for event in events)
         has_passed = last["passes"] - first["passes"] >= STEPS
         stays = first["weights"] == last["weights"] and first["trains"]
         if is_idle and has_passed and stays:
             kind = "steps without gradients"
             yield run.found(kind, last, count=len(events))
-
-
-def has_gradient(event: Event) -> bool:
-    return any(total != 0 for _, total in event["gradients"].values())
 
 
 def clipped_too_early(run: Run, step: Step) -> Iterator[Finding]:

@@ -72,10 +72,10 @@ class Rows:
         return [zlib.crc32(data[begin : begin + size]) for begin in begins]
 
 
-def columns_of(batch: Any) -> list[Rows]:
-    """None of a list of samples, whose tensors are of one sample each."""
-    if isinstance(batch, list) and all(isinstance(s, dict) for s in batch):
-        return []
+def columns_of(batch: Any) -> list[Any]:
+    """A digest of each sample, for what of it lies in a list or a tensor."""
+    if is_list_of_samples(batch):  # whose tensors are of one sample each
+        return [list(map(digest_of_names, batch))]
     columns = [
         leaf
         for leaf in pytree.tree_leaves(batch)
@@ -84,6 +84,16 @@ def columns_of(batch: Any) -> list[Rows]:
         and leaf.layout == torch.strided
     ]
     return [Rows(column) for column in columns[:COLUMNS]]
+
+
+def is_list_of_samples(batch: Any) -> bool:
+    return isinstance(batch, list) and all(isinstance(s, dict) for s in batch)
+
+
+def digest_of_names(sample: dict[str, Any]) -> int:
+    """Of its strings and numbers, as of a file or an image."""
+    names = [v for v in sample.values() if isinstance(v, str | int)]
+    return zlib.crc32(repr(names).encode())
 
 
 def largest_of(values: Any) -> int:

@@ -1070,6 +1070,24 @@ for begin in range(0, 24, 4):
     step(ddp, optimizer, dataset[begin : begin + 4][0])
 """,
     ),
+    "a list of samples that is not split, augmented": Wrong(
+        "same samples",
+        """
+class Images(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"image": torch.randn(4) + index, "file_name": f"{index}.png"}
+
+
+ddp = DDP(make_model())
+torch.manual_seed(rank)
+optimizer = sgd(ddp)
+for samples in DataLoader(Images(), batch_size=4, collate_fn=list, num_workers=1):
+    step(ddp, optimizer, torch.stack([sample["image"] for sample in samples]))
+""",
+    ),
     "split with another seed on each rank": Wrong(
         "datasets differ",
         """
@@ -1332,6 +1350,34 @@ for epoch in range(3):
     sampler.set_epoch(epoch)
     for x in loader:
         step(ddp, optimizer, x)
+""",
+    ),
+    "workers that are seeded without the rank": Wrong(
+        "augmented alike",
+        """
+import numpy as np
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return torch.rand(4) * index / 48 + np.random.rand()
+
+
+def seed_worker(number):
+    np.random.seed(1234 + number)
+
+
+noisy = Noisy()
+sampler = DistributedSampler(noisy)
+ddp = DDP(make_model())
+torch.manual_seed(rank)
+optimizer = sgd(ddp)
+loader = DataLoader(noisy, 4, sampler=sampler, num_workers=2, worker_init_fn=seed_worker)
+for x in loader:
+    step(ddp, optimizer, x.float())
 """,
     ),
     "one seed for numpy, without workers": Wrong(
