@@ -287,15 +287,16 @@ def until(page: Page, condition: str) -> None:
 @pytest.mark.behaviour
 def test_text_has_the_size_that_the_reader_chose(visit: Visit) -> None:
     """Twice the usual size in the browser's settings: all of it grows, and still fits."""
-    visit.page.set_viewport_size({"width": 1280, "height": 900})
     settings = visit.page.context.new_cdp_session(visit.page)
     size = "parseFloat(getComputedStyle(document.documentElement).fontSize)"
     usual = visit.page.evaluate(size)
     try:
         settings.send("Page.setFontSizes", {"fontSizes": {"standard": 32}})
         until(visit.page, f"{size} === {2 * usual}")
-        until(visit.page, FITS)
-        until(visit.page, LABELS_ARE_WHOLE)
+        for width in (360, 1280):
+            visit.page.set_viewport_size({"width": width, "height": 900})
+            until(visit.page, FITS)
+            until(visit.page, LABELS_ARE_WHOLE)
     finally:
         settings.send("Page.setFontSizes", {"fontSizes": {"standard": 16}})
         settings.detach()
