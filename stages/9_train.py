@@ -43,8 +43,14 @@ def parse_arguments():
     parser.add_argument("--every", type=int, default=50, help="steps to a save")
     parser.add_argument("--ddp", choices=["torch", "miniddp"], default="torch")
     options = parser.parse_args()
-    if min(options.accumulation, options.every) < 1:
-        raise ValueError("--accumulation and --every must be at least 1")
+    if min(options.steps, options.accumulation, options.every) < 1:
+        raise ValueError("--steps, --accumulation and --every: at least 1")
+    if options.warmup < 0:
+        raise ValueError("--warmup must be at least 0")
+    if not options.learning_rate >= 0:  # nan is refused, too
+        raise ValueError("--learning-rate must be at least 0")
+    if options.clip is not None and not options.clip > 0:
+        raise ValueError("--clip must be greater than 0")
     shares = dist.get_world_size() * options.accumulation
     if options.batch < 1 or options.batch % shares:
         raise ValueError(f"--batch must be a multiple of {shares}")
