@@ -4,6 +4,7 @@ SIGTERM, or a file `leave` in the folder, asks it to go. All machines see the fo
 torchrun --standalone --nproc_per_node=2 runs/preemptible.py build/job
 """
 
+import argparse
 import ctypes
 import fcntl
 import os
@@ -119,4 +120,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

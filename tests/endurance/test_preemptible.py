@@ -98,6 +98,14 @@ def test_ranks_that_still_import_torch_end_with_the_launcher(tmp_path: Path) -> 
             os.kill(pid, signal.SIGKILL)
 
 
+def test_help_is_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, preemptible.__file__, "--help"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "folder" in ended.stdout
+    assert not list(tmp_path.iterdir())
+
+
 LEAVES_A_CHILD = """
 import os, sys, time
 from pathlib import Path
