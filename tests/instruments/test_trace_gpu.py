@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 
@@ -456,6 +457,16 @@ def test_the_command_prints_one_rank(tmp_path):
     assert "one.json: rank 1, device 0, world size 2" in shown.stdout
     assert "ProfilerStep#5" in shown.stdout
     assert "1,000" in shown.stdout
+
+
+def test_a_reader_of_the_command_may_leave(tmp_path):
+    path = write(tmp_path / "one.json", step())
+    command = [sys.executable, "-m", "instruments.trace", str(path)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=300)
+    os.close(writer)
+    assert ended.stderr == b""
 
 
 def test_the_command_names_the_late_rank(tmp_path):
