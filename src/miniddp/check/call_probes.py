@@ -76,9 +76,9 @@ class CallProbes:
         if self.in_collective:
             yield
             return
-        first = call.args[0] if call.args else None
-        tensor = first if isinstance(first, Tensor) else None
-        shape = shape_of(call)
+        tensor = call.argument(0, "tensor")
+        has_shape = call.name in SAME_SHAPE and isinstance(tensor, Tensor)
+        shape = f"{tuple(tensor.shape)} {tensor.dtype}" if has_shape else None
         group = group_name(call)
         operation = operation_of(call)
         if self.recorder.is_watching:
@@ -88,13 +88,15 @@ class CallProbes:
                 line=user_line(),
                 group=group,
                 shape=shape,
-                elements=1 if tensor is None else tensor.numel(),
+                elements=tensor.numel() if isinstance(tensor, Tensor) else 1,
                 by_script=True,
             )
-            if call.name in SAME_SHAPE and tensor is not None:
+            if has_shape:
                 self.note_what(event, tensor)
-            if is_small_sum(call) and tensor is not None:
-                event["summed"] = tensor.detach().flatten().clone()
+            if call.name == "all_reduce" and has_shape:
+                op = call.argument(1, "op")
+                if op in (None, dist.ReduceOp.SUM) and tensor.numel() <= FEW:
+                    event["summed"] = tensor.detach().flatten().clone()
         self.in_collective = True
         try:
             with self.recorder.inside(operation, group, shape):
@@ -168,25 +170,6 @@ def operation_of(call: Call) -> str:
     preposition = "from" if name == "src" else "to"
     root = call.argument(position, name) or 0
     return f"{call.name} {preposition} rank {root}"
-
-
-def shape_of(call: Call) -> str | None:
-    """Of the tensor that has to have the same shape on all ranks."""
-    tensor = call.argument(0, "tensor")
-    if call.name not in SAME_SHAPE or not isinstance(tensor, Tensor):
-        return None
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
-
-
-def is_small_sum(call: Call) -> bool:
-    op = call.argument(1, "op")
-    tensor = call.argument(0, "tensor")
-    is_small = isinstance(tensor, Tensor) and tensor.numel() <= FEW
-    return (
-        call.name == "all_reduce"
-        and is_small
-        and op in (None, dist.ReduceOp.SUM)
-    )
 
 
 def group_name(call: Call) -> str:

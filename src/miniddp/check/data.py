@@ -146,7 +146,7 @@ def local_passes(events: list[Event]) -> list[Event]:
         if event["kind"] == "collective" and event["by_script"]:
             is_local = False
         if event["kind"] == "backward" and is_local:
-            says_enough = event["bits"] >= 32 and not forward.get("draws")
+            says_enough = event["bits"] >= 32 and not forward.get("drawn")
             given = event["loss"] if says_enough else forward.get("inputs")
             passes += [{**event, "given": given}] if given else []
     return passes

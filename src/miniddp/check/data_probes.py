@@ -1,17 +1,20 @@
 """What is noted of `DataLoader`: which samples each rank reads, and how."""
 
+import functools
 import linecache
 import random
 import sys
 import weakref
 import zlib
 from collections import Counter, deque
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.worker import _worker_loop
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from miniddp.check.finding import Event
@@ -25,6 +28,7 @@ from miniddp.check.recorder import (
     user_path,
 )
 from miniddp.check.samples import columns_of, largest_of
+from miniddp.check.training_facts import random_state
 
 REMEMBERED = 64
 """So many samples at the start of an epoch are compared with the next."""
@@ -44,6 +48,7 @@ def install(recorder: Recorder) -> None:
     stand_around(recorder, iterator, "_next_index", probes.next_index)
     stand_around(recorder, iterator, "__next__", probes.next_batch)
     stand_around(recorder, _MapDatasetFetcher, "fetch", probes.fetch)
+    stand_around(recorder, BaseProcess, "__init__", probes.start_worker)
 
 
 class DataProbes:
@@ -62,8 +67,6 @@ class DataProbes:
         self.draws = weakref.WeakKeyDictionary()
         """Of each iterator what its workers draw from, as they write it."""
         self.newest_draws = torch.empty(0)
-        self.fetches = 0
-        """Of this process, if it is a worker."""
 
     def iterate(self, call: Call) -> Notes:
         loader = call.args[0]
@@ -88,7 +91,6 @@ class DataProbes:
             path=user_path(),
             place=f"{line} {self.begun[line]}",
             is_read_to_its_end=is_read_to_its_end(frame),
-            base_seed=call.result._base_seed,
             workers=loader.num_workers,
             batch_size=loader.batch_size,
             first=[],
@@ -138,26 +140,44 @@ class DataProbes:
             self.recorder.note("fetch", line=epoch["line"], drawn=drawn)
 
     def fetch(self, call: Call) -> Notes:
-        """Samples are made, in this process or in a worker's."""
-        if not self.recorder.is_watching:
+        """Samples are made, in this process if there are no workers."""
+        if not self.recorder.is_watching or get_worker_info() is not None:
             yield
             return
         before = random_states()
         yield
-        after = random_states()
-        drawn = [state for state in before if state not in after]
-        worker = get_worker_info()
-        if worker is None:
-            self.recorder.note("fetch", line=user_line(), drawn=drawn)
-        elif self.fetches < FETCHES:
-            states = torch.tensor(drawn, dtype=torch.int64)
-            self.newest_draws[worker.id, self.fetches, : len(drawn)] = states
-            self.fetches += 1
+        self.recorder.note("fetch", line=user_line(), drawn=moved(before))
+
+    def start_worker(self, call: Call) -> Notes:
+        if call.keywords.get("target") is _worker_loop:
+            watched = functools.partial(work, self.newest_draws)
+            call.keywords["target"] = watched
+        yield
 
     def end_epoch(self, epoch: Event) -> None:
         line = epoch["line"]
         self.trained[line] += self.recorder.step > epoch["step"]
         self.recorder.note("end of epoch", place=epoch["place"])
+
+
+def work(draws: torch.Tensor, *arguments: Any) -> None:
+    """A worker's loop, which writes into `draws` what it draws from."""
+    numbers = iter(range(FETCHES))
+
+    def fetch(call: Call) -> Notes:
+        number = next(numbers, None)
+        if number is None:
+            yield
+            return
+        before = random_states()
+        yield
+        drawn = torch.tensor(moved(before), dtype=torch.int64)
+        worker: Any = get_worker_info()
+        draws[worker.id, number, : len(drawn)] = drawn
+
+    recorder = Recorder(steps=None, epochs=None)
+    stand_around(recorder, _MapDatasetFetcher, "fetch", fetch)
+    _worker_loop(*arguments)
 
 
 def integers(indices: Any) -> list[int]:
@@ -192,14 +212,19 @@ def sampler_of(loader: Any) -> Any:
     return sampler
 
 
+def moved(before: list[int]) -> list[int]:
+    """Those of the states of generators that are so no more."""
+    after = random_states()
+    return [state for state in before if state not in after]
+
+
 def random_states() -> list[int]:
     """Digests of this process's generators: torch's, Python's and numpy's."""
-    states = [torch.get_rng_state().numpy().tobytes()]
-    states.append(repr(random.getstate()).encode())
+    states = [random_state(), zlib.crc32(repr(random.getstate()).encode())]
     if "numpy" in sys.modules:
         _, keys, position, *_ = sys.modules["numpy"].random.get_state()
-        states.append(keys.tobytes() + str(position).encode())
-    return [zlib.crc32(state) for state in states]
+        states.append(zlib.crc32(keys.tobytes() + str(position).encode()))
+    return states
 
 
 def length_of(collection: Any) -> int | None:

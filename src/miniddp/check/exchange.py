@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -72,9 +73,9 @@ class Exchange(threading.Thread):
 
     def tick(self) -> None:
         self.resolve()
-        self.beat()
         if self.wanted(0) > self.published:
             self.publish()
+        self.beat()
         beats = self.beats()
         if self.hangs(beats) and self.is_first("hang"):
             self.report(self.gather(beats), self.is_first)
@@ -89,8 +90,8 @@ class Exchange(threading.Thread):
         told = self.key("told")
         try:
             tells = has_failed and self.is_first("end")
-            self.beat(is_done=True, has_failed=has_failed)
             self.publish()
+            self.beat(is_done=True, has_failed=has_failed)
             if self.rank == 0 and not has_failed:
                 self.wait_for(self.have_ended)
                 tells = self.is_first("end")
@@ -113,20 +114,18 @@ class Exchange(threading.Thread):
         place = self.recorder.broken_place
         if place.get("group") != "":
             return []
-        self.wait_for(
-            lambda: any(map(self.is_end_of_another, self.beats())),
-            ANSWER_SECONDS,
-        )
-        beats = self.beats()
-        ended = [beat for beat in beats if self.is_end_of_another(beat)]
+        self.wait_for(self.others_that_ended, ANSWER_SECONDS)
+        ended = self.others_that_ended()
         if not ended or any(beat["has_failed"] for beat in ended):
             return []
+        beats = self.beats()
         here = {"is_done": False, "place": place, "stack": [place["line"]]}
         beats[self.rank].update(here)
         return beats
 
-    def is_end_of_another(self, beat: Event) -> bool:
-        return bool(beat["is_done"] and beat["rank"] != self.rank)
+    def others_that_ended(self) -> list[Event]:
+        ended = [beat for beat in self.beats() if beat["is_done"]]
+        return [beat for beat in ended if beat["rank"] != self.rank]
 
     def key(self, name: str, rank: int = 0) -> str:
         return f"miniddp.check/{name}/{rank}"
@@ -139,11 +138,8 @@ class Exchange(threading.Thread):
 
     def beat(self, is_done: bool = False, has_failed: bool = False) -> None:
         frame = sys._current_frames().get(self.main_thread or 0)
-        position = []
-        inner = frame
-        while inner is not None:
-            position.append((inner.f_code, inner.f_lasti))
-            inner = inner.f_back
+        stack = traceback.walk_stack(frame)
+        position = [(inner.f_code, inner.f_lasti) for inner, _ in stack]
         if position != self.position:
             self.position = position
             self.still_since = time.monotonic()
@@ -158,6 +154,7 @@ class Exchange(threading.Thread):
             "is_done": is_done,
             "has_failed": has_failed,
             "has_watched": is_done or not self.recorder.is_watching,
+            "published": self.published,
         }
         self.store.set(self.key("beat", self.rank), json.dumps(beat))
 
@@ -187,12 +184,11 @@ class Exchange(threading.Thread):
         return len(set(places)) > 1
 
     def publish(self) -> None:
-        self.resolve()
-        self.published = self.wanted(0)
+        number = self.wanted(0)
         copies = [dict(event) for event in list(self.recorder.events)]
         events = json.dumps(copies, default=plain)
         self.store.set(self.key("events", self.rank), events)
-        self.store.set(self.key("answered", self.rank), str(self.published))
+        self.published = number
 
     def gather(self, stuck: list[Event]) -> Run:
         """The notes of all ranks, of those that answer."""
@@ -207,16 +203,13 @@ class Exchange(threading.Thread):
         return Run(events, stuck)
 
     def have_answered(self, number: int) -> bool:
-        keys = [self.key("answered", rank) for rank in self.ranks]
-        if not self.store.check(keys):
-            return False
-        answers = zip(self.store.multi_get(keys), self.beats(), strict=True)
+        others = [beat for beat in self.beats() if beat["rank"] != self.rank]
         return all(
-            int(answer) >= number or beat["is_done"] for answer, beat in answers
+            beat["is_done"] or beat["published"] >= number for beat in others
         )
 
     def wait_for(
-        self, condition: Callable[[], bool], seconds: float = LAST_WAIT_SECONDS
+        self, condition: Callable[[], Any], seconds: float = LAST_WAIT_SECONDS
     ) -> None:
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:

@@ -73,8 +73,8 @@ class Rows:
 
 
 def columns_of(batch: Any) -> list[Any]:
-    """A digest of each sample, for what of it lies in a list or a tensor."""
-    if is_list_of_samples(batch):  # whose tensors are of one sample each
+    """Digests of each sample: of its names, or of its row in each tensor."""
+    if isinstance(batch, list) and all(isinstance(s, dict) for s in batch):
         return [list(map(digest_of_names, batch))]
     columns = [
         leaf
@@ -84,10 +84,6 @@ def columns_of(batch: Any) -> list[Any]:
         and leaf.layout == torch.strided
     ]
     return [Rows(column) for column in columns[:COLUMNS]]
-
-
-def is_list_of_samples(batch: Any) -> bool:
-    return isinstance(batch, list) and all(isinstance(s, dict) for s in batch)
 
 
 def digest_of_names(sample: dict[str, Any]) -> int:
@@ -104,14 +100,10 @@ def largest_of(values: Any) -> int:
 
 
 def spread_out(tensor: Tensor) -> Tensor:
-    count = tensor.numel()
-    stride = count // ELEMENTS | 1
-    if count > ELEMENTS and tensor.is_contiguous() and not tensor.is_complex():
-        return tensor.as_strided((-(-count // stride),), (stride,))
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.reshape(-1)
-    return flat[::stride] if count > ELEMENTS else flat
+    return flat[:: len(flat) // ELEMENTS | 1]
 
 
 def to_bytes(values: Tensor) -> memoryview:

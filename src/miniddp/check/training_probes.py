@@ -90,7 +90,8 @@ class TrainingProbes:
         self.passes = 0
         self.origins: list[str] = []
         """Of the backward passes since the last step."""
-        self.stepping: list[Optimizer] = []
+        self.stepping: Optimizer | None = None
+        """The outermost, if one steps by another."""
         self.step: Event = {}
         """What is known of a step that has not yet ended."""
         self.is_scaled = False
@@ -135,6 +136,7 @@ class TrainingProbes:
                 largest=largest_of(inputs),
                 inputs=columns_of(inputs),
                 random=random_state(),
+                drawn=[],
             )
             if is_training and buffers:
                 event["statistics"] = running_statistics(buffers)
@@ -153,8 +155,8 @@ class TrainingProbes:
             self.awaited.add(wrapper)
         if torch.is_grad_enabled():
             self.last_forward[id(wrapper)] = self.passes
-        if event:
-            event["draws"] = random_state() != event["random"]
+        if event and event["is_training"] and random_state() != event["random"]:
+            event["drawn"] = [event["random"]]
 
     def note_collective(self, operation: str) -> None:
         """A call of a wrapper's own."""
@@ -275,10 +277,10 @@ class TrainingProbes:
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if optimizer in self.stepping:  # its last step has raised
-            self.stepping.clear()
-        self.stepping.append(optimizer)
-        if len(self.stepping) > 1 or not self.recorder.is_watching:
+        if self.stepping not in (None, optimizer):
+            return
+        self.stepping = optimizer
+        if not self.recorder.is_watching:
             return
         try:
             self.step = self.facts_before(optimizer)
@@ -332,10 +334,9 @@ class TrainingProbes:
         return False
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if optimizer in self.stepping:
-            del self.stepping[self.stepping.index(optimizer) :]
-        if self.stepping:
+        if optimizer is not self.stepping:
             return
+        self.stepping = None
         if self.step:
             if self.step["passes"] != self.passes:  # in a closure
                 named = self.trained.parameters(optimizer)

@@ -25,6 +25,7 @@ def findings(script: Path, may_fail: bool = False) -> list[dict[str, Any]]:
             raise
         outputs = failure.outputs
     lines = [line for output in outputs for line in output.splitlines()]
+    assert not [line for line in lines if "gave up" in line]
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
