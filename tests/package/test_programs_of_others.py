@@ -356,6 +356,49 @@ def flat_gradients(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
         yield ddp
 
 
+class Cached(nn.Module):
+    """Its one buffer is made in the first forward, of this rank's data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+        self.scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", x.std(0))
+        return self.net(x / self.scale)
+
+
+def a_buffer_made_in_forward(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    yield from train(wrap(Cached()), rank)
+
+
+class Hiding(nn.Module):
+    """Shows an optimizer the head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in super().named_parameters(*args, **options):
+            if not name.startswith("body."):
+                yield name, parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def parameters_that_the_model_hides(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    for find_unused in (False, True):
+        ddp = wrap(Hiding(), find_unused_parameters=find_unused)
+        ddp(inputs(rank, 0)).square().mean().backward()
+        yield ddp.module.body
+        yield ddp.module.head
+
+
 PROGRAMS: list[Program] = [
     copied_after_steps,
     pickled_after_steps,
@@ -376,6 +419,8 @@ PROGRAMS: list[Program] = [
     a_step_inside_forward,
     pruned_while_training,
     flat_gradients,
+    a_buffer_made_in_forward,
+    parameters_that_the_model_hides,
 ]
 
 

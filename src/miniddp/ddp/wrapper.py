@@ -84,6 +84,8 @@ class DistributedDataParallel(nn.Module):
         checks.check_module(module, device_ids, output_device)
         self.module = module
         self.process_group = process_group or dist.group.WORLD
+        if not any(True for _ in module.buffers()):
+            self.forward_sync_buffers = False  # as torch: none of later ones
         self.device_ids = device_ids
         self.find_unused_parameters = find_unused_parameters
         self.check_reduction = check_reduction
@@ -155,11 +157,12 @@ def build_reducer(ddp: DistributedDataParallel) -> Reducer:
         kind = SearchingReducer
     elif ddp.check_reduction:
         kind = CheckingReducer
-    named = ddp.module.named_parameters()
+    # A model may hide some in its own `named_parameters`. Backward does not.
+    named = partial(nn.Module.named_parameters, ddp.module)
     return kind(
-        [(name, p) for name, p in named if p.requires_grad],
+        [(name, p) for name, p in named() if p.requires_grad],
         group=ddp.process_group,
         cap_mb=ddp.bucket_cap_mb,
         as_views=ddp.gradient_as_bucket_view,
-        current=ddp.module.parameters,
+        current=lambda: (p for _, p in named()),
     )
