@@ -75,7 +75,14 @@ class Bucket:
         return self._flat
 
     def set_buffer(self, buffer: Tensor) -> None:
-        self._flat.copy_(buffer)
+        """Let the gradients lie in this one, which may be of another dtype."""
+        sizes = [view.numel() for view in self._views]
+        pieces = torch.split(buffer, sizes)
+        self._flat = buffer
+        self._views = [
+            piece.as_strided(view.shape, view.stride())
+            for piece, view in zip(pieces, self._views, strict=True)
+        ]
 
     def gradients(self) -> list[Tensor]:
         return self._views

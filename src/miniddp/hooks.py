@@ -90,7 +90,7 @@ def wait_for(future: Any, bucket: Any) -> None:
             f"{buffer.numel()} elements, but got {mean!r:.80}"
         )
     if mean.data_ptr() != buffer.data_ptr():
-        bucket.set_buffer(mean)
+        buffer.copy_(mean)
 
 
 @dataclass

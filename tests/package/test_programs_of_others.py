@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_wrapper,
+)
 from torch.distributed.nn.functional import all_gather as all_gather_with_gradient
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -399,6 +403,13 @@ def parameters_that_the_model_hides(wrap: Wrap, rank: int) -> Iterator[nn.Module
         yield ddp.module.head
 
 
+def a_hook_inside_torchs_wrapper(wrap: Wrap, rank: int) -> Iterator[nn.Module]:
+    """It sets the bucket's buffer to one of 16 bits: that is what the hook sends."""
+    ddp = wrap(net(), bucket_cap_mb=0.0001)
+    ddp.register_comm_hook(None, fp16_compress_wrapper(allreduce_hook))
+    yield from train(ddp, rank)
+
+
 PROGRAMS: list[Program] = [
     copied_after_steps,
     pickled_after_steps,
@@ -421,6 +432,7 @@ PROGRAMS: list[Program] = [
     flat_gradients,
     a_buffer_made_in_forward,
     parameters_that_the_model_hides,
+    a_hook_inside_torchs_wrapper,
 ]
 
 

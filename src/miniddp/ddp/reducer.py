@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -227,7 +228,7 @@ class Reducer:
         """Start to average the bucket; what to wait for."""
         if self.comm_hook:
             hook, state = self.comm_hook
-            return hook(state, bucket)
+            return hook(state, copy(bucket))  # it may set the buffer
         return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
 
     @torch.no_grad()
