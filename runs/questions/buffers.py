@@ -19,6 +19,12 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
+class Remembering(nn.Linear):
+    def forward(self, x):
+        self.register_buffer("last", x.clone())
+        return super().forward(x)
+
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 x = torch.full((1, 1), 1.0 + rank)
@@ -37,5 +43,10 @@ assert copied.module.seen.item() == 3.0 + 2 * x.item()
 total = local.module.seen.clone()
 dist.all_reduce(total)  # all have seen, once, where you need it
 assert total.item() == 9.0
-del copied, local
+later = DistributedDataParallel(Remembering(1, 1))  # without a buffer so far
+later(x).sum().backward()
+kept = later.module.last
+later(x)
+assert kept.item() == x.item()  # rank 0's were not copied
+del copied, local, later
 dist.destroy_process_group()
