@@ -115,7 +115,12 @@ class CallProbes:
     def point_to_point(self, call: Call) -> Notes:
         if self.recorder.is_watching:
             self.recorder.note("point to point", line=user_line())
-        yield
+        rank = dist.get_rank()
+        source = call.argument(1, "src") if call.name == "recv" else rank
+        target = call.argument(1, "dst") if call.name == "send" else rank
+        message = f"the message from rank {source} to rank {target}"
+        with self.recorder.inside(message, group=""):
+            yield
 
     def save(self, call: Call) -> Notes:
         self.note_file(call.argument(1, "f"))

@@ -35,7 +35,7 @@ def unequal(run: Run, training: list[Epoch]) -> Iterator[Finding]:
         is_bound_to = all(event["is_read_to_its_end"] for event in peers)
         if run.stuck and not all(have_ended):
             is_bound_to = any(have_ended)
-        if run.stuck or all(have_ended):
+        if all(have_ended) or (run.stuck and None in counts):
             counts = [event["read"] for event in peers]
         if not run.stuck and not meets_others(run.events[0], peers[0]):
             continue

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from miniddp.check.finding import Event, Run
+from miniddp.check.order import call
 from miniddp.check.recorder import Recorder, line_of, user_frames
 from miniddp.check.report import say
 from miniddp.check.samples import Rows, Sample
@@ -177,11 +178,7 @@ class Exchange(threading.Thread):
             return False
         if len(running) < len(beats):
             return bool(running)
-        places = [
-            (beat["place"]["operation"], beat["place"]["shape"])
-            for beat in running
-        ]
-        return len(set(places)) > 1
+        return len({call(beat["place"]) for beat in running}) > 1
 
     def publish(self) -> None:
         number = self.wanted(0)

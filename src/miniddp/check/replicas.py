@@ -1,5 +1,6 @@
 """Replicas: do all ranks hold the same weights, buffers and state?"""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from miniddp.check.finding import (
@@ -162,13 +163,12 @@ def buffers(run: Run) -> Iterator[Finding]:
 
 def statistics(run: Run) -> Iterator[Finding]:
     """Batch normalisation sees other data on each rank, and keeps rank 0's."""
-    steps_apart: dict[int, int] = {}
+    steps_apart: Counter[int] = Counter()
     for peers in run.side_by_side("forward"):
         values = [event.get("statistics", []) for event in peers]
         if not all(values):
             continue
-        apart = channels_apart(*values[:2])
-        steps_apart = {n: steps_apart.get(n, 0) + 1 for n in apart}
+        steps_apart.update(channels_apart(*values[:2]))
         if STEPS_OF_STATISTICS in steps_apart.values():
             yield run.found("statistics of one rank", peers[0])
 

@@ -1511,6 +1511,35 @@ for x in mine(3):
         dist.all_reduce(loss.detach())
 """,
     ),
+    "both receive before they send": Wrong(
+        "a hang",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine(3):
+    step(ddp, optimizer, x)
+halo = torch.zeros(4)
+dist.recv(halo, src=1 - rank)
+dist.send(x[0], dst=1 - rank)
+""",
+    ),
+    "one rank leaves out what is NaN": Wrong(
+        "a rank has left",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset))
+for number, (x, y) in enumerate(loader):
+    loss = (ddp(x) - y).square().mean()
+    if number in (1, 2) and rank == 1:
+        loss = loss * float("nan")
+    if loss.isnan():
+        continue
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
     "evaluation on rank 0 with an all-reduce out of sight": Wrong(
         "other calls",
         """
