@@ -84,8 +84,7 @@ class DistributedDataParallel(nn.Module):
         checks.check_module(module, device_ids, output_device)
         self.module = module
         self.process_group = process_group or dist.group.WORLD
-        if not any(True for _ in module.buffers()):
-            self.forward_sync_buffers = False  # as torch: none of later ones
+        self.has_buffers = any(True for _ in module.buffers())
         self.device_ids = device_ids
         self.find_unused_parameters = find_unused_parameters
         self.check_reduction = check_reduction
@@ -105,7 +104,8 @@ class DistributedDataParallel(nn.Module):
         if torch.is_grad_enabled():
             checks.check_frozen(self.frozen)
             self.reducer.rebuild_buckets()
-        if self.forward_sync_buffers and self.require_forward_param_sync:
+        sync_buffers = self.forward_sync_buffers and self.has_buffers
+        if sync_buffers and self.require_forward_param_sync:
             buffers = self.module.buffers()
             replicate.broadcast_coalesced(buffers, self.process_group)
         if self.device_ids:
