@@ -35,7 +35,7 @@ def parse_arguments():
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--warmup", type=int, default=0, help="steps")
-    parser.add_argument("--clip", type=float, help="largest gradient norm")
+    parser.add_argument("--clip", type=float, default=0, help="largest norm")
     parser.add_argument("--amp", action="store_true", help="compute in bf16")
     parser.add_argument("--workers", type=int, default=0, help="of each rank")
     parser.add_argument("--seed", type=int, default=0)
@@ -45,12 +45,8 @@ def parse_arguments():
     options = parser.parse_args()
     if min(options.steps, options.accumulation, options.every) < 1:
         raise ValueError("--steps, --accumulation and --every: at least 1")
-    if options.warmup < 0:
-        raise ValueError("--warmup must be at least 0")
-    if not options.learning_rate >= 0:  # nan is refused, too
-        raise ValueError("--learning-rate must be at least 0")
-    if options.clip is not None and not options.clip > 0:
-        raise ValueError("--clip must be greater than 0")
+    if min(options.learning_rate, options.warmup, options.clip) < 0:
+        raise ValueError("--learning-rate, --warmup and --clip: at least 0")
     shares = dist.get_world_size() * options.accumulation
     if options.batch < 1 or options.batch % shares:
         raise ValueError(f"--batch must be a multiple of {shares}")
@@ -179,7 +175,7 @@ def train_step(model, optimizer, batches, options):
     with model.no_sync():
         losses = [accumulate(model, batch, options) for batch in first]
     losses.append(accumulate(model, last, options))
-    if options.clip is not None:
+    if options.clip:
         clip_grad_norm_(model.parameters(), options.clip)
     optimizer.step()
     optimizer.zero_grad()

@@ -213,7 +213,7 @@ def overflow(rank):
 
     script["train_step"].__globals__["accumulate"] = accumulate
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    script["train_step"](model, optimizer, [None], SimpleNamespace(clip=None))
+    script["train_step"](model, optimizer, [None], SimpleNamespace(clip=0))
     return model.bias.item()
 
 

@@ -240,7 +240,7 @@ def test_what_cannot_go_on_is_refused_in_a_line_and_goes_on_when_mended(
     training.is_refused("--batch=7", line="rank 0, parse_arguments: --batch must be a multiple")
     training.is_refused("--stesp=7", line="rank 0, parse_arguments: unrecognized arguments")
     training.is_refused("--steps=-3", line="rank 0, parse_arguments: --steps, --accumulation and")
-    training.is_refused("--clip=-1", line="rank 0, parse_arguments: --clip must be greater than 0")
+    training.is_refused("--clip=-1", line="rank 0, parse_arguments: --learning-rate, --warmup")
     training.is_refused(fault="data", line="rank 0, build_loader: 0 sequences fill no global")
     training.is_refused(fault="options", line="rank 1 has Namespace(")
     assert training.saved() == []
