@@ -67,7 +67,9 @@ def text(finding: Finding) -> str:
 
 def extent(run: Run) -> str:
     steps = [len(run.of_kind(rank, "step")) for rank in run.ranks]
-    return f"{min(steps)} steps of {len(steps)} ranks"
+    said = f"{min(steps)} steps of {len(steps)} ranks"
+    silent = [str(rank) for rank in run.ranks if not run.events[rank]]
+    return f"{said}; no notes of rank {', '.join(silent)}" if silent else said
 
 
 def say(line: str) -> None:

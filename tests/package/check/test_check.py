@@ -11,8 +11,9 @@ import pytest
 
 from miniddp.check import __main__ as command
 from miniddp.check.call_probes import MOST_FILES, CallProbes
-from miniddp.check.finding import TABLE
+from miniddp.check.finding import TABLE, Run
 from miniddp.check.recorder import Recorder
+from miniddp.check.report import extent
 from miniddp.check.trained import Trained
 from miniddp.launch import RanksFailed, run_ranks
 
@@ -341,6 +342,12 @@ print("the script goes on")
     script = str(written(tmp_path, text))
     output = run_ranks(run_command, 2, "--steps", "4", script, backend=None).outputs[0]
     assert output.index("around the wrapper") < output.index("the script goes on")
+
+
+def test_a_rank_that_was_killed_has_left_no_notes() -> None:
+    events = [[{"kind": "save"}], []]
+    assert extent(Run(events, stuck=[])) == "0 steps of 2 ranks; no notes of rank 1"
+    assert extent(Run(events[:1], stuck=[])) == "0 steps of 1 ranks"
 
 
 def test_a_probe_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:
