@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 
-PEAK = 67e12  # FLOP/s by your GPU's data sheet, in your precision: an H100 in float32
+PEAK = 67e12  # FLOP/s by your GPU's data sheet: an H100 in float32
 
 on_gpu = torch.cuda.is_available()
 

@@ -1,6 +1,6 @@
 """Train, save, leave when told to, go on when started again, in plain torch.
 
-SIGTERM, or a file `leave` in the folder, asks it to go. All machines see the folder.
+SIGTERM, or a file `leave` in the folder, asks it to go. All machines see that.
 torchrun --standalone --nproc_per_node=2 runs/preemptible.py build/job
 """
 
@@ -57,7 +57,7 @@ def claim(folder: Path) -> str | None:
 
 
 def load(path: Path, device: torch.device) -> dict[str, object]:
-    """The checkpoint, if all ranks see the same: a shared folder may show some an old one."""
+    """The checkpoint, if all ranks see the same: some may see an old folder."""
     state = {"step": 0}
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)
@@ -67,7 +67,7 @@ def load(path: Path, device: torch.device) -> dict[str, object]:
 
 
 def save(path: Path, state: dict[str, object], device: torch.device) -> None:
-    """Rank 0 writes beside the old file, then takes its place. All leave if it cannot."""
+    """Rank 0 writes beside the old file, then replaces it, or all ranks leave."""
     problem = None
     if dist.get_rank() == 0:
         unfinished = path.with_suffix(".new")

@@ -31,7 +31,8 @@ for _ in range(3):
     output, slope = ddp(x, direction)
     (output * slope).sum().backward()
 weight, bias = ddp.module.net.weight, ddp.module.net.bias
-assert torch.isclose(weight.grad, 2 * weight * 1.5 + bias).all()  # the mean of both ranks
+expected = 2 * weight * 1.5 + bias  # the mean of both ranks
+assert torch.isclose(weight.grad, expected).all()
 
 outside = DistributedDataParallel(nn.Linear(1, 1))
 try:

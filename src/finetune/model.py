@@ -143,7 +143,7 @@ def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", "attention_mask"],
         pad_token=PAD_TOKEN,

@@ -73,7 +73,7 @@ def accumulate(
     with record_function("forward"), half:
         loss: Tensor = model(**batch).loss.float() * weight
     with record_function("backward"):
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
     return loss.detach()
 
 

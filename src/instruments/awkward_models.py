@@ -76,7 +76,7 @@ def notice(ddp: nn.Module) -> Notice:
     loss = loss_of(ddp)
     moment = "this backward"
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         moment = "the next forward"
         loss_of(ddp)
     except RuntimeError as error:

@@ -122,7 +122,7 @@ def timed_step(
     optimizer.zero_grad()
     logits = model(tokens).flatten(0, 1)
     loss = nn.functional.cross_entropy(logits, tokens.flatten())
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     if isinstance(model, SimpleDDP):
         model.sync_gradients()
     optimizer.step()

@@ -62,7 +62,7 @@ def departures_by_step(
     found = []
     for _ in range(steps):
         probe.start_over()
-        loss_of(ddp).backward()  # type: ignore[no-untyped-call]
+        loss_of(ddp).backward()
         found.append(probe.departures)
     return found
 
@@ -81,7 +81,7 @@ def bytes_held(ddp: Any, loss_of: LossOf) -> int:
     ddp.register_comm_hook(None, hook)
     for _ in range(2):
         buffers.clear()
-        loss_of(ddp).backward()  # type: ignore[no-untyped-call]
+        loss_of(ddp).backward()
     gradients = [parameter.grad for parameter in ddp.parameters()]
     return storage_bytes([*buffers, *gradients])
 
@@ -97,7 +97,7 @@ def ready_order(module: nn.Module, loss_of: LossOf) -> list[int]:
     for parameter in module.parameters():
         hooked: Any = parameter
         hooked.register_post_accumulate_grad_hook(note)
-    loss_of(module).backward()  # type: ignore[no-untyped-call]
+    loss_of(module).backward()
     return order
 
 

@@ -30,7 +30,7 @@ def now() -> Any:
     """This moment of this rank's device, without waiting for it."""
     if device().type != "cuda":
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 

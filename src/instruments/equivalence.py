@@ -86,7 +86,7 @@ def _train(
     history = []
     for inputs, labels in batches:
         loss = cross_entropy(model(inputs), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         synchronise(model)
         optimizer.step()
         optimizer.zero_grad()
@@ -107,7 +107,7 @@ def gradient_alone(reduction: str = "mean", middle: nn.Module | None = None) -> 
     model = build(middle=middle)
     inputs, labels = batch_of(0)
     loss = cross_entropy(model(inputs), labels, reduction=reduction)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return flat_gradient(model)
 
 
@@ -131,7 +131,7 @@ def gradient_on_rank(
     if weighted:
         [weight] = mean_weights([len(own_labels)])
         loss = weight * loss
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     model.sync_gradients()
     return flat_gradient(model)
 
@@ -152,7 +152,7 @@ def scatter_with_dropout(rank: int, own_seed: bool, draws: int = 300) -> float:
     gradients = []
     for _ in range(draws):
         model.zero_grad()
-        mse_loss(model(inputs), 3 + inputs[:, :1]).backward()  # type: ignore[no-untyped-call]
+        mse_loss(model(inputs), 3 + inputs[:, :1]).backward()
         gradients.append(flat_gradient(model) / dist.get_world_size())
     means = torch.stack(gradients)
     dist.all_reduce(means)  # all draws at once: sums do not mind

@@ -47,7 +47,7 @@ def model_states(module: nn.Module, optimizer: Optimizer) -> Memory:
     )
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(TorchDispatchMode):
     """Within it, the bytes of those tensors alive that were given, or made since.
 
     Each operation of PyTorch is seen, whatever calls it. `peak` is the most so far.
@@ -70,7 +70,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def add(self, tensor: Tensor) -> None:
-        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        storage = StorageWeakRef(tensor.untyped_storage())
         if storage.cdata in self.storages:
             return
         self.storages[storage.cdata] = storage
@@ -81,7 +81,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The bytes that are alive at this moment."""
         alive = {}
         for key, reference in self.storages.items():
-            if not reference.expired():  # type: ignore[no-untyped-call]
+            if not reference.expired():
                 alive[key] = reference
         self.storages = alive
         total = 0

@@ -96,5 +96,5 @@ def try_hook(
 def gradient(module: nn.Module, loss_of: LossOf) -> Tensor:
     """All gradients of one backward pass, as one vector."""
     module.zero_grad()
-    loss_of(module).backward()  # type: ignore[no-untyped-call]
+    loss_of(module).backward()
     return flat_gradient(module)

@@ -49,7 +49,7 @@ def steps_kept(acc_events: bool) -> int:
     """How many steps `events()` holds after a training with two cycles of two."""
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
     profiler = _train(8, schedule=schedule, acc_events=acc_events)
-    names = [event.name for event in profiler.events()]  # type: ignore[no-untyped-call]
+    names = [event.name for event in profiler.events()]
     return sum(name.startswith("ProfilerStep") for name in names)
 
 

@@ -33,5 +33,5 @@ def train(model: nn.Module, batches: Iterable[Tensor]) -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     for inputs in batches:
         optimizer.zero_grad()
-        loss_of(model(inputs)).backward()  # type: ignore[no-untyped-call]
+        loss_of(model(inputs)).backward()
         optimizer.step()

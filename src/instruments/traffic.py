@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Traffic(TorchDispatchMode):
     """Within it, `received` adds up the bytes that collectives bring to this rank.
 
     PyTorch's dispatcher sees each collective with its tensors. An all-reduce counts as

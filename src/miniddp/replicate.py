@@ -91,7 +91,7 @@ def verify_replicas(
     mine = [_fingerprint(name, tensor, values) for name, tensor in tensors]
     replicas = [mine] * len(ranks)
     device_of = next(module.parameters(), torch.empty(0))
-    with torch.cuda.device_of(device_of):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(device_of):
         dist.all_gather_object(replicas, mine, group=group)
     for lines in zip_longest(*replicas, fillvalue="nothing"):
         for rank, line in zip(ranks, lines, strict=True):

@@ -53,7 +53,8 @@ def keeps_cured(cured: Program, *broken: Program) -> Callable[..., Any]:
     def on_two_ranks(function: Program, timeout: float) -> Program:
         return lambda *args: run_ranks(function, 2, *args, timeout=timeout)
 
-    programs = [pytest.param(on_two_ranks(cured, ANSWER_SECONDS), id=cured.__name__)]
+    right = on_two_ranks(cured, ANSWER_SECONDS)
+    programs = [pytest.param(right, id=cured.__name__)]
     for function in broken:
         program = on_two_ranks(function, HANG_SECONDS)
         programs.append(pytest.param(program, id=function.__name__, marks=fails))

@@ -76,7 +76,7 @@ class DataProbes:
         else:
             size = (loader.num_workers, FETCHES, GENERATORS)
             self.newest_draws = torch.zeros(size, dtype=torch.int64)
-            self.newest_draws.share_memory_()  # type: ignore[no-untyped-call]
+            self.newest_draws.share_memory_()
         yield
         self.draws.setdefault(call.result, self.newest_draws)
         frame = next(user_frames(sys._getframe(1)), None)

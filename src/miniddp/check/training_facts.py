@@ -28,7 +28,7 @@ def sends_buffers(wrapper: Any) -> bool:
 def random_state() -> int:
     """A digest of this rank's generators; it draws nothing."""
     state = torch.get_rng_state().numpy().tobytes()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         state += torch.cuda.get_rng_state().numpy().tobytes()
     return zlib.crc32(state)
 

@@ -125,7 +125,7 @@ class Reducer:
             bucket.pending = set(bucket.indices)
         begin_backward = weakref.WeakMethod(self.begin_backward)
         for tensor in tensors_with_graph(output):
-            tensor.register_hook(partial(call, begin_backward))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(call, begin_backward))
         return output
 
     def begin_backward(self) -> None:

@@ -153,7 +153,7 @@ class FullyShardedModule(nn.Module):
         part = whole.chunk(self._world_size)[dist.get_rank(self.process_group)]
         shard = nn.Parameter(part.clone(), next(iter(slots)).requires_grad)
         if shard.requires_grad:
-            shard.register_post_accumulate_grad_hook(mark_gradient)  # type: ignore[no-untyped-call]
+            shard.register_post_accumulate_grad_hook(mark_gradient)
         return shard
 
     def _place(self, whole: Tensor | None) -> None:

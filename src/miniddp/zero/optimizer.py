@@ -107,7 +107,7 @@ class ShardedOptimizer(Optimizer):
         state = super().state_dict()["state"]
         part = {i: to_host(values) for i, values in state.items()}
         a_parameter = next(iter(self._owner))
-        with torch.cuda.device_of(a_parameter):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(a_parameter):
             if self.rank == to:
                 self._whole_state = self._receive_parts(part)
             else:

@@ -218,12 +218,9 @@ BROKEN = """() => [...document.querySelectorAll("main div.sourceCode code span[i
     .filter(line => line.getBoundingClientRect().height
         > 1.9 * parseFloat(getComputedStyle(line).lineHeight))
     .map(line => line.textContent)"""
-# Listings that scroll though no line is wider than 80 characters, as in the package, and a sign in
-# front of it where two files are compared.
+# Listings that scroll on a wide screen.
 CUT_OFF = """() => innerWidth > 700 && [...document.querySelectorAll("main pre.sourceCode > code")]
     .filter(code => code.scrollWidth > code.clientWidth)
-    .filter(code => [...code.querySelectorAll("span[id]")]
-        .every(line => line.textContent.trimEnd().length <= (code.closest(".diff") ? 82 : 80)))
     .map(code => code.textContent.slice(0, 60))"""
 
 
@@ -252,7 +249,7 @@ BOTH_WIDTHS = {
     "a line begins with what touches a formula": TORN_OFF,
     "the number of a note covers code": ON_CODE,
     "a line of code is broken": BROKEN,
-    "a line of 80 characters does not fit": CUT_OFF,
+    "a line of code does not fit": CUT_OFF,
 }
 
 
