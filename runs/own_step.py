@@ -37,7 +37,11 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
-    module = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024))
+    module = nn.Sequential(
+        nn.Linear(1024, 1024),
+        nn.GELU(),
+        nn.Linear(1024, 1024),
+    )
     model = DistributedDataParallel(module.to(device))
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.rand(512, 1024, device=device, requires_grad=True)
