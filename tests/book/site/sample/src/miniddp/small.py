@@ -3,5 +3,5 @@
 
 def average(values: list[float], weights: list[float]) -> float:
     """The weighted mean of `values`."""
-    total = sum(value * weight for value, weight in zip(values, weights, strict=True))
+    total = sum(v * w for v, w in zip(values, weights, strict=True))
     return total / sum(weights)
