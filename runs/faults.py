@@ -163,7 +163,10 @@ def read_only(trial: Trial) -> None:
         trial.job.reach(trial.any_step(last=STEPS // 2))
         trial.job.struck = time.time()
         disk.forbid()
+        was_over = file(STEPS) in trial.job.files()
         process.wait()
+        if was_over:
+            return trial.finished(process)
         trial.refused(process, "cannot ")
         trial.refused(trial.run(), "cannot write into" if disk.is_mounted else "cannot")
         disk.allow()
