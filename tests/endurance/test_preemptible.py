@@ -37,7 +37,7 @@ NEAR_MISSES = {
     "SIGTERM to torchrun, at any moment": (
         "if leaving or step % SAVE_EVERY == 0 or step == STEPS:",
         "if step % SAVE_EVERY == 0 and not leaving:",
-        "not all steps were saved",
+        "not all steps were saved|The failure occurred for item",
     ),
     "SIGKILL to torchrun, at any moment": (
         'if __name__ == "__main__" and sys.platform == "linux":',
