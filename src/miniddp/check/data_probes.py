@@ -73,7 +73,7 @@ class DataProbes:
         before = getattr(loader, "_iterator", None)
         if before is not None:  # its workers stay, and so does the iterator
             self.asked.pop(before, None)
-        else:
+        elif loader.num_workers:
             size = (loader.num_workers, FETCHES, GENERATORS)
             self.newest_draws = torch.zeros(size, dtype=torch.int64)
             self.newest_draws.share_memory_()
