@@ -27,6 +27,7 @@ def find(run: Run) -> Iterator[Finding]:
     yield from left_out(run)
     yield from buffers(run)
     yield from statistics(run)
+    yield from modes(run)
 
 
 def not_wrapped(run: Run) -> Iterator[Finding]:
@@ -183,3 +184,23 @@ def channels_apart(
         for number, (mean, other_mean, variance) in enumerate(channels)
         if abs(mean - other_mean) > FAR_APART * max(variance, 1e-12) ** 0.5
     ]
+
+
+def modes(run: Run) -> Iterator[Finding]:
+    """One rank trains in `eval()`, the others do not."""
+    found = []
+    for step in run.steps:
+        passes = [
+            [event for event in events if event["mode"]]
+            for events in step.of_kind("forward")
+        ]
+        for peers in zip(*passes, strict=False):
+            if not equal(peers, "mode"):
+                found.append(peers)
+    if len(found) >= PASSES:
+        peers = found[0]
+        ranks = step.peers[0]["ranks"]
+        modes_of_ranks = ", ".join(event["mode"] for event in peers)
+        yield run.found(
+            "modes differ", peers[0], ranks=ranks, modes=modes_of_ranks
+        )

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from miniddp.check.samples import Sample, is_whole
 from miniddp.check.trained import Optimizer
 
+HAVE_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+"""Layers that work otherwise in `eval()`."""
+
 
 def find_unused(wrapper: nn.Module) -> bool:
     return bool(getattr(wrapper, "find_unused_parameters", False))
@@ -23,6 +26,14 @@ def unused_bytes(wrapper: Any) -> int | None:
 def sends_buffers(wrapper: Any) -> bool:
     by_old_name = getattr(wrapper, "broadcast_buffers", False)
     return bool(getattr(wrapper, "forward_sync_buffers", by_old_name))
+
+
+def mode_of(wrapper: nn.Module) -> str | None:
+    """Of the model inside, if it matters."""
+    model: Any = wrapper.module
+    if not any(isinstance(layer, HAVE_MODES) for layer in model.modules()):
+        return None
+    return "train()" if model.training else "eval()"
 
 
 def random_state() -> int:

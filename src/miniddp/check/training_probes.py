@@ -31,6 +31,7 @@ from miniddp.check.trained import (
 from miniddp.check.training_facts import (
     find_unused,
     is_mean,
+    mode_of,
     random_state,
     running_statistics,
     sample_of_state,
@@ -133,6 +134,7 @@ class TrainingProbes:
                 line=user_line(),
                 is_training=is_training,
                 will_send=will_send,
+                mode=mode_of(wrapper) if torch.is_grad_enabled() else None,
                 largest=largest_of(inputs),
                 inputs=columns_of(inputs),
                 random=random_state(),

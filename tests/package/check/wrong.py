@@ -367,6 +367,23 @@ for x in mine():
     step(ddp, optimizer, x)
 """,
     ),
+    "rank 0 stays in eval() after it has evaluated": Wrong(
+        "modes differ",
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+ddp = DDP(model)
+torch.manual_seed(rank)
+optimizer = sgd(ddp)
+for epoch in range(2):
+    for x in mine():
+        step(ddp, optimizer, x)
+    if rank == 0:
+        model.eval()
+        with torch.no_grad():
+            model(x)
+    dist.barrier()
+""",
+    ),
     "buffers that nobody sends": Wrong(
         "buffers differ",
         """
