@@ -24,7 +24,7 @@ def train_step(ddp, optimizer, inputs, targets, global_batch):
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same samples on every rank
-    inputs, targets = torch.randn(8, 4), torch.randn(8, 1)
+    inputs, targets = torch.randn(7, 4), torch.randn(7, 1)
     model = nn.Linear(4, 1)
     alone = copy.deepcopy(model)
 
@@ -34,7 +34,8 @@ def main():
     torch.optim.SGD(alone.parameters(), lr=0.1).step()
     assert norm > 0.1  # so that clipping does something
 
-    mine = slice(0, 5) if dist.get_rank() == 0 else slice(5, 8)
+    parts = torch.arange(7).tensor_split(dist.get_world_size())  # 4 and 3
+    mine = parts[dist.get_rank()]
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     train_step(ddp, optimizer, inputs[mine], targets[mine], len(inputs))

@@ -65,7 +65,7 @@ class Seen(nn.Module):
 
 def main():
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, size = dist.get_rank(), dist.get_world_size()
     ddp = DistributedDataParallel(Seen())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
 
@@ -75,18 +75,20 @@ def main():
         ours.set_epoch(epoch)
         torchs.set_epoch(epoch)
         assert list(ours) == list(torchs)
-        assert len(ours) == len(torchs) == 5
+        assert len(ours) == len(torchs) == 11 // size
 
-    train(ddp, optimizer, torch.arange(8.0), epochs=2)
-    seen = [None] * 2
+    train(ddp, optimizer, torch.arange(4.0 * size), epochs=2)
+    seen = [None] * size
     dist.all_gather_object(seen, ddp.module.seen)
     for epoch in slice(0, 4), slice(4, 8):
-        assert sorted(seen[0][epoch] + seen[1][epoch]) == list(range(8))
-    assert sorted(seen[0][:4]) != sorted(seen[0][4:])
+        of_all = [sample for of_rank in seen for sample in of_rank[epoch]]
+        assert sorted(of_all) == list(range(4 * size))
+    assert seen[0][:4] != seen[0][4:]
 
     nn.init.zeros_(ddp.module.weight)
     train_uneven(ddp, optimizer, [torch.ones(1)] * (1 + rank))
-    assert ddp.module.weight.item() == -1.0 - 0.5  # (1+1)/2, then (0+1)/2
+    steps = torch.arange(size, 0, -1) / size  # 1, then a half
+    assert torch.isclose(ddp.module.weight, -steps.sum())
     del ddp
     dist.destroy_process_group()
 

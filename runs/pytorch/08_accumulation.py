@@ -32,7 +32,9 @@ def train_epoch(ddp, optimizer, scaler, loader, k):
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(7)]
+    size = dist.get_world_size()
+    samples = 2 * size
+    batches = [(torch.randn(samples, 3), torch.randn(samples, 1)) for _ in range(7)]
     model = nn.Linear(3, 1)
     alone = copy.deepcopy(model)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
@@ -43,7 +45,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
 
-    mine = slice(dist.get_rank(), None, 2)  # two of four samples
+    mine = slice(dist.get_rank(), None, size)  # two of each batch's samples
     loader = [(inputs[mine], targets[mine]) for inputs, targets in batches]
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
