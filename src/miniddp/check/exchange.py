@@ -167,7 +167,8 @@ class Exchange(threading.Thread):
         return [json.loads(text) for text in self.store.multi_get(keys)]
 
     def have_ended(self) -> bool:
-        return all(beat["is_done"] for beat in self.beats())
+        beats = self.beats()
+        return bool(beats) and all(beat["is_done"] for beat in beats)
 
     def hangs(self, beats: list[Event]) -> bool:
         """No rank moves: they wait for different things, or for one gone."""
@@ -191,6 +192,7 @@ class Exchange(threading.Thread):
         """The notes of all ranks, of those that answer."""
         number = self.wanted(1)
         self.publish()
+        self.wait_for(self.beats)
         self.wait_for(lambda: self.have_answered(number), ANSWER_SECONDS)
         events = []
         for rank in self.ranks:

@@ -170,6 +170,33 @@ def test_what_is_found_is_told_before_os_exit(tmp_path: Path) -> None:
     assert "miniddp.check: not wrapped" in "".join(failure.value.outputs)
 
 
+BEGINS_LATE = """
+import os
+import time
+
+from miniddp.check.exchange import Exchange
+
+begin = Exchange.__init__
+
+
+def begin_late(*arguments):
+    time.sleep(float(os.environ["RANK"] == LATE))
+    begin(*arguments)
+
+
+Exchange.__init__ = begin_late
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_that_begins_late_is_waited_for(late: int, code: int, tmp_path: Path) -> None:
+    script = written(tmp_path, f"{WRONG['never wrapped'].text}\nos._exit({code})\n")
+    begins_late = BEGINS_LATE.replace("LATE", f'"{late}"')
+    script.write_text(begins_late + script.read_text(encoding="utf-8"), encoding="utf-8")
+    assert "not wrapped" in [finding["name"] for finding in findings(script, may_fail=True)]
+
+
 LEAVES = """
 model = make_model()
 for number, x in enumerate(mine(6)):
