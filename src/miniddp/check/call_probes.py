@@ -111,6 +111,7 @@ class CallProbes:
             event["gradient"] = name
             event["before"] = Sample({name: tensor})
         event["is_weight"] = tensor.data_ptr() in self.trained.weights
+        event["is_flat"] = 1 < tensor.numel() == self.trained.elements
 
     def point_to_point(self, call: Call) -> Notes:
         if self.recorder.is_watching:

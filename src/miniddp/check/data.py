@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from miniddp.check.epochs import BATCHES, Epoch, epochs
-from miniddp.check.finding import Event, Finding, Peers, Run, are_same
+from miniddp.check.finding import Event, Finding, Peers, Run, are_same, equal
 from miniddp.check.shares import SHARED, overlap
 
 STEPS = 3
@@ -105,7 +105,7 @@ def in_another_order(peers: Peers) -> str:
 
 
 def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
-    """In the batches, or in the losses of one line."""
+    """In the batches, or in the losses of one line, if none of them differ."""
     candidates = [
         epoch.rows() for epoch in training if epoch.has_same_batches()
     ]
@@ -113,7 +113,9 @@ def same_samples(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     by_line: dict[str, list[Peers]] = {}
     for peers in zip(*passes, strict=False):
         by_line.setdefault(peers[0]["line"], []).append(peers)
-    candidates += [r for r in by_line.values() if are_same(r, "given", STEPS)]
+    lines = list(by_line.values())
+    if all(equal(peers, "given") for rows in lines for peers in rows):
+        candidates += [r for r in lines if are_same(r, "given", STEPS)]
     for rows in candidates:
         yield run.found("same samples", rows[0][0])
 
@@ -124,10 +126,15 @@ def is_sliced(run: Run, epoch: Epoch) -> bool:
         return False
     first = epoch.batches[0][0]
     events = run.events[0]
+    passes = list(run.side_by_side("backward"))
+    is_same_loss = are_same(passes, "loss", BATCHES)
     for event in events[events.index(first) :]:
         if event["kind"] == "forward":
-            return bool(event["largest"] * len(run.ranks) <= first["largest"])
-    return not are_same(list(run.side_by_side("backward")), "loss", BATCHES)
+            is_part = event["largest"] * len(run.ranks) <= first["largest"]
+            has_drawn = event["drawn"] or event["random"] != first["random"]
+            may_differ = has_drawn or first["are_named"]
+            return is_part or not (is_same_loss or may_differ)
+    return not is_same_loss
 
 
 def local_passes(events: list[Event]) -> list[Event]:

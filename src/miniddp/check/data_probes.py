@@ -3,10 +3,12 @@
 import functools
 import linecache
 import random
+import re
 import sys
 import weakref
 import zlib
 from collections import Counter, deque
+from itertools import takewhile
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
@@ -27,7 +29,7 @@ from miniddp.check.recorder import (
     user_line,
     user_path,
 )
-from miniddp.check.samples import columns_of, largest_of
+from miniddp.check.samples import are_named, columns_of, largest_of
 from miniddp.check.training_facts import random_state
 
 REMEMBERED = 64
@@ -37,6 +39,7 @@ MOST_EPOCHS = 30
 FETCHES = 3
 """So many of each worker are compared, but for the first."""
 GENERATORS = 3
+WAYS_OUT = {"break", "exit", "raise", "return", "yield"}
 ASKED = ("num_replicas", "rank", "shuffle", "seed", "replacement", "epoch")
 """Of a sampler, if it has them."""
 
@@ -129,6 +132,8 @@ class DataProbes:
                 place=epoch["place"],
                 indices=indices,
                 columns=columns_of(call.result),
+                are_named=are_named(call.result),
+                random=random_state(),
                 largest=largest_of(call.result),
             )
 
@@ -239,8 +244,14 @@ def is_read_to_its_end(frame: FrameType | None) -> bool:
     if frame is None:
         return False
     lines = linecache.getlines(frame.f_code.co_filename)
-    text = "".join(lines[frame.f_lineno - 1 :]).strip()
-    first, _, rest = text.partition("\n")
+    first, *rest = lines[frame.f_lineno - 1 :] or [""]
+    margin = indentation(first)
+    body = takewhile(lambda s: not s.strip() or indentation(s) > margin, rest)
+    words = set(re.findall(r"\w+", "".join(body)))
     is_cut = "islice" in first or "zip" in first
-    has_way_out = "break" in rest or "yield" in rest
-    return first.startswith("for ") and not is_cut and not has_way_out
+    is_loop = first.strip().startswith("for ")
+    return is_loop and not is_cut and not words & WAYS_OUT
+
+
+def indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -57,6 +57,8 @@ class Run:
         self.stuck = stuck
         """Where each rank is, if the job hangs; else empty."""
         self.ranks = range(len(events))
+        if any(map(is_all_to_all, self.all_of_kind("collective"))):
+            self.leave_out_own_parts()
         self.steps = list(self.find_steps())
         self.partings = list(self.find_partings())
 
@@ -122,8 +124,31 @@ class Run:
             if has_parted:
                 yield step
 
+    def leave_out_own_parts(self) -> None:
+        """Parameters that no wrapper has: a rank's own, as in tables of DLRM.
+
+        The other ranks get what these make of their samples, and send back
+        gradients.
+        """
+        for event in self.all_of_kind("step"):
+            for name in event["unsent"]:
+                del event["weights"][name]
+                del event["gradients"][name]
+            event["unsent"] = []
+
     def averages_by_hand(self) -> bool:
-        return any("gradient" in e for e in self.all_of_kind("collective"))
+        calls = self.all_of_kind("collective")
+        return any("gradient" in e for e in calls) or self.averages_flat()
+
+    def averages_flat(self) -> bool:
+        """Whether between backward and step as many numbers are reduced."""
+        for step in self.steps:
+            for event in reversed(step.before[0]):
+                if event["kind"] == "backward":
+                    break
+                if event.get("is_flat"):
+                    return True
+        return False
 
     def is_data_parallel(self) -> bool:
         """Whether all ranks hold one replica, none of them a part of it."""
@@ -171,6 +196,10 @@ def is_talk(event: Event) -> bool:
         return False
     operation = event["operation"]
     return "barrier" not in operation and "object" not in operation
+
+
+def is_all_to_all(event: Event) -> bool:
+    return event["by_script"] and "all_to_all" in event["operation"]
 
 
 def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:

@@ -56,7 +56,7 @@ def why(run: Run, step: Step) -> str:
     if any(event["in_backward"] for event in step.peers):
         return "step inside backward"
     if not step.peers[0]["is_wrapped"]:
-        return "averaged in part"
+        return "gradients differ" if run.averages_flat() else "averaged in part"
     is_around = any(event["is_around"] for event in step.peers)
     if any(event["unsent"] for event in step.peers):
         return "not in the mean"
@@ -89,8 +89,8 @@ def without_gradients(run: Run) -> Iterator[Finding]:
         last = events[-1]
         is_idle = not any(event["gradients"] for event in events)
         has_passed = last["passes"] - first["passes"] >= STEPS
-        stays = first["weights"] == last["weights"] and first["trains"]
-        if is_idle and has_passed and stays:
+        stays = first["weights"] and first["weights"] == last["weights"]
+        if is_idle and has_passed and stays and first["trains"]:
             kind = "steps without gradients"
             yield run.found(kind, last, count=len(events))
 
@@ -124,6 +124,8 @@ def averaged_twice(run: Run, step: Step) -> Iterator[Finding]:
 def summed(run: Run, step: Step) -> Iterator[Finding]:
     """What is used is the sum of what the backwards of means have left."""
     backwards = [passes[-1] for passes in step.of_kind("backward") if passes]
+    if any(map(gathers, step.before)):
+        return
     are_means = [event["is_mean"] for event in backwards]
     if are_means.count(True) < len(step.peers):
         return
@@ -131,6 +133,12 @@ def summed(run: Run, step: Step) -> Iterator[Finding]:
     if is_sum(used, backwards):
         name = next(iter(used))
         yield run.found("summed, not averaged", step.peers[0], name=name)
+
+
+def gathers(events: list[Event]) -> bool:
+    """Whether a loss may be that of all ranks' samples."""
+    operations = [event.get("operation", "") for event in events]
+    return any("gather" in operation for operation in operations)
 
 
 def is_sum(used: Event, backwards: list[Event]) -> bool:
@@ -183,7 +191,9 @@ def micro_batches(run: Run) -> Iterator[Finding]:
             continue
         last = passes[-1]
         used = (step.of_kind("clip")[0] or [event])[-1]["gradients"]
-        if all(e["is_mean"] for e in passes) and is_sum(used, [last]):
+        are_tasks = len({e["place"] for e in step.of_kind("batch")[0]}) > 1
+        are_means = all(e["is_mean"] for e in passes)
+        if are_means and not are_tasks and is_sum(used, [last]):
             yield run.found("loss not divided", last, count=count)
         if all(e["sends"] for e in passes):
             kind = "averaged in every micro-batch"

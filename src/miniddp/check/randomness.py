@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
+from miniddp.check.data import is_sliced
+from miniddp.check.epochs import epochs
 from miniddp.check.finding import Event, Finding, Run
+from miniddp.check.gradients import gathers
 
 TIMES = 2
 """So often it has to be seen."""
@@ -16,7 +19,8 @@ def find(run: Run) -> Iterator[Finding]:
         yield run.found("same random numbers", passes[0])
     yield from inputs(run)
     batches = list(drawn_alike(run, "fetch"))
-    if len(batches) >= TIMES:
+    are_shared = any(is_sliced(run, epoch) for epoch in epochs(run))
+    if len(batches) >= TIMES and not are_shared:
         yield run.found("augmented alike", batches[0])
 
 
@@ -29,15 +33,23 @@ def drawn_alike(run: Run, kind: str) -> Iterator[Event]:
 
 def inputs(run: Run) -> Iterator[Finding]:
     """One input is equal on all ranks, another is not: noise, or timesteps."""
-    drawn = set()
+    if any(map(gathers, run.events)):
+        return
+    alike: dict[tuple[int, str, int], set[str]] = {}
+    differing = set()
     for peers in run.side_by_side("forward"):
-        columns = list(zip(*[e["inputs"] for e in peers], strict=False))
-        alike = list(filter(is_drawn_alike, columns))
-        if not 0 < len(alike) < len(columns):
-            return
-        drawn.add(str(alike))
-        if len(drawn) == BATCHES:
-            yield run.found("same random numbers", peers[0], sure="likely")
+        columns = zip(*[event["inputs"] for event in peers], strict=False)
+        for number, column in enumerate(columns):
+            place = (peers[0]["wrapper"], peers[0]["line"], number)
+            if is_drawn_alike(column):
+                alike.setdefault(place, set()).add(str(column))
+            else:
+                differing.add(place)
+    for place, values in alike.items():
+        if differing and place not in differing and len(values) >= BATCHES:
+            passes = run.of_kind(0, "forward")
+            event = next(e for e in passes if e["line"] == place[1])
+            yield run.found("same random numbers", event, sure="likely")
 
 
 def is_drawn_alike(column: tuple[list[int], ...]) -> bool:

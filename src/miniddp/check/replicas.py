@@ -1,7 +1,7 @@
 """Replicas: do all ranks hold the same weights, buffers and state?"""
 
-from collections import Counter
 from collections.abc import Iterator
+from statistics import fmean, variance
 
 from miniddp.check.finding import (
     Event,
@@ -17,6 +17,8 @@ STEPS_OF_STATISTICS = 8
 LOADED = "one rank has loaded what others have not"
 FAR_APART = 0.15
 """In standard deviations, between the running means of two ranks."""
+TIMES_CHANCE = 25
+"""The square of a mean, over that which independent samples would have."""
 
 
 def find(run: Run) -> Iterator[Finding]:
@@ -150,40 +152,61 @@ def buffers(run: Run) -> Iterator[Finding]:
 
     Not where they are equal again later: the program averages them.
     """
-    found = None
+    found: dict[int, Finding] = {}
+    averaged = set()
     for peers in run.side_by_side("forward"):
-        if all("buffers" in event for event in peers):
-            name = first_difference(peers, "buffers")
-            if name is None and found:
-                return
-            if name is not None and not found:
-                found = run.found("buffers differ", peers[0], name=name)
-    if found:
-        yield found
+        if not all("buffers" in event for event in peers):
+            continue
+        of_wrapper = peers[0]["wrapper"]
+        name = first_difference(peers, "buffers")
+        if name is not None:
+            finding = run.found("buffers differ", peers[0], name=name)
+            found.setdefault(of_wrapper, finding)
+        elif of_wrapper in found:
+            averaged.add(of_wrapper)
+    for of_wrapper, finding in found.items():
+        if of_wrapper not in averaged:
+            yield finding
 
 
 def statistics(run: Run) -> Iterator[Finding]:
     """Batch normalisation sees other data on each rank, and keeps rank 0's."""
-    steps_apart: Counter[int] = Counter()
+    by_size: dict[int, list[list[float]]] = {}
     for peers in run.side_by_side("forward"):
         values = [event.get("statistics", []) for event in peers]
-        if not all(values):
+        if not all(values) or any("buffers" in event for event in peers):
             continue
-        steps_apart.update(channels_apart(*values[:2]))
-        if STEPS_OF_STATISTICS in steps_apart.values():
+        apart = distances(*values[:2])
+        passes = by_size.setdefault(len(apart), [])
+        passes.append(apart)
+        if are_apart(passes[1:]):  # the first is of what all began with
             yield run.found("statistics of one rank", peers[0])
 
 
-def channels_apart(
-    one: list[list[float]], other: list[list[float]]
-) -> list[int]:
-    """Whose means are far apart, in standard deviations."""
+def distances(one: list[list[float]], other: list[list[float]]) -> list[float]:
+    """Of the running mean of each channel, in standard deviations."""
     channels = zip(one[0], other[0], one[1], strict=True)
     return [
-        number
-        for number, (mean, other_mean, variance) in enumerate(channels)
-        if abs(mean - other_mean) > FAR_APART * max(variance, 1e-12) ** 0.5
+        (mean - other_mean) / max(variance, 1e-12) ** 0.5
+        for mean, other_mean, variance in channels
     ]
+
+
+def are_apart(passes: list[list[float]]) -> bool:
+    """Whether some distance is large, and all are larger than by chance.
+
+    The ranks get the same statistics before each pass, so what they are apart
+    after it is of this pass alone.
+    """
+    if len(passes) < STEPS_OF_STATISTICS:
+        return False
+    channels = list(zip(*passes, strict=True))
+    means = [fmean(channel) for channel in channels]
+    squares = [
+        mean**2 * len(passes) / max(variance(channel), 1e-12)
+        for mean, channel in zip(means, channels, strict=True)
+    ]
+    return max(map(abs, means)) > FAR_APART and fmean(squares) > TIMES_CHANCE
 
 
 def modes(run: Run) -> Iterator[Finding]:

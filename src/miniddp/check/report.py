@@ -69,7 +69,11 @@ def extent(run: Run) -> str:
     steps = [len(run.of_kind(rank, "step")) for rank in run.ranks]
     said = f"{min(steps)} steps of {len(steps)} ranks"
     silent = [str(rank) for rank in run.ranks if not run.events[rank]]
-    return f"{said}; no notes of rank {', '.join(silent)}" if silent else said
+    if silent:
+        return f"{said}; no notes of rank {', '.join(silent)}"
+    if not any(steps):
+        return f"{said}; none of torch's optimizers has stepped"
+    return said
 
 
 def say(line: str) -> None:

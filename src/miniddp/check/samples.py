@@ -24,7 +24,7 @@ class Sample:
     """Of each tensor some elements as they are now: a digest and a sum.
 
     In the sum elements have unequal weights, so that few gradients add up to
-    nothing.
+    nothing. They depend on the place within the tensor alone.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -41,7 +41,8 @@ class Sample:
         values = self.values.cpu()
         data = to_bytes(values)
         lengths = torch.tensor(self.lengths, dtype=torch.int64)
-        weights = torch.arange(len(values)) % WEIGHTS + 1
+        begins = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        weights = (torch.arange(len(values)) - begins) % WEIGHTS + 1
         weighted = values.double() * weights
         sums = torch.segment_reduce(weighted, "sum", lengths=lengths)
         begin = 0
@@ -74,7 +75,7 @@ class Rows:
 
 def columns_of(batch: Any) -> list[Any]:
     """Digests of each sample: of its names, or of its row in each tensor."""
-    if isinstance(batch, list) and all(isinstance(s, dict) for s in batch):
+    if are_named(batch):
         return [list(map(digest_of_names, batch))]
     columns = [
         leaf
@@ -84,6 +85,11 @@ def columns_of(batch: Any) -> list[Any]:
         and leaf.layout == torch.strided
     ]
     return [Rows(column) for column in columns[:COLUMNS]]
+
+
+def are_named(batch: Any) -> bool:
+    """Whether its samples are told apart by their names, not by tensors."""
+    return isinstance(batch, list) and all(isinstance(s, dict) for s in batch)
 
 
 def digest_of_names(sample: dict[str, Any]) -> int:

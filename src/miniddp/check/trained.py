@@ -29,10 +29,14 @@ class Trained:
             Optimizer, tuple[list[int], dict[str, Tensor]]
         ] = weakref.WeakKeyDictionary()
         self.names: dict[int, str] = {}
+        self.ignored: set[int] = set()
+        """The ids of parameters that a wrapper is told to leave alone."""
         self.pointers: dict[int, str] = {}
         """Where gradients lie; empty if they may have moved."""
         self.weights: set[int] = set()
         """Where weights lie, as of then."""
+        self.elements = 0
+        """Of all gradients, as of then."""
 
     def add(self, optimizer: Optimizer) -> None:
         first = parameters_of(optimizer)[0]
@@ -48,6 +52,8 @@ class Trained:
         if before != ids:
             named = {}
             for parameter in filter(is_whole, parameters):
+                if id(parameter) in self.ignored:
+                    continue
                 name = self.name_of(parameter)
                 while name in named:
                     name += "'"
@@ -64,8 +70,10 @@ class Trained:
     def gradient_at(self, pointer: int) -> str | None:
         """The name of the parameter whose gradient begins there."""
         if not self.pointers:
-            for name, gradient in self.gradients().items():
+            gradients = self.gradients()
+            for name, gradient in gradients.items():
                 self.pointers[gradient.data_ptr()] = name
+            self.elements = sum(g.numel() for g in gradients.values())
             for optimizer in list(self.numbers):
                 named = self.parameters(optimizer)
                 self.weights.update(p.data_ptr() for p in named.values())

@@ -40,6 +40,7 @@ from miniddp.check.training_facts import (
     unused_bytes,
 )
 from miniddp.ddp import DistributedDataParallel
+from miniddp.ddp.checks import IGNORED
 from miniddp.naive import SimpleDDP
 
 STEPS_BETWEEN = 5
@@ -78,6 +79,8 @@ class TrainingProbes:
         """Of each its buffers."""
         self.ranks: dict[int, list[int]] = {}
         """Of each wrapped parameter, by its id, those of its process group."""
+        self.numbers: dict[int, int] = {}
+        """Of the wrappers, by their ids."""
         self.wrapper_of: dict[int, int] = {}
         """The id of its wrapper."""
         self.last_forward: dict[int, int] = {}
@@ -105,11 +108,15 @@ class TrainingProbes:
             yield
         group: Any = getattr(wrapper, "process_group", None)
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        ignored: Any = getattr(wrapper.module, IGNORED, ())
         for name, parameter in wrapper.module.named_parameters():
             self.trained.names[id(parameter)] = name
-            if parameter.requires_grad:
+            if name in ignored:
+                self.trained.ignored.add(id(parameter))
+            elif parameter.requires_grad:
                 self.ranks[id(parameter)] = ranks
                 self.wrapper_of[id(parameter)] = id(wrapper)
+        self.numbers[id(wrapper)] = len(self.numbers)
         self.wrappers[wrapper] = dict(wrapper.module.named_buffers())
         self.recorder.note(
             "wrap",
@@ -132,6 +139,7 @@ class TrainingProbes:
             event = self.recorder.note(
                 "forward",
                 line=user_line(),
+                wrapper=self.numbers.get(id(wrapper)),
                 is_training=is_training,
                 will_send=will_send,
                 mode=mode_of(wrapper) if torch.is_grad_enabled() else None,

@@ -374,7 +374,12 @@ print("the script goes on")
 def test_a_rank_that_was_killed_has_left_no_notes() -> None:
     events = [[{"kind": "save"}], []]
     assert extent(Run(events, stuck=[])) == "0 steps of 2 ranks; no notes of rank 1"
-    assert extent(Run(events[:1], stuck=[])) == "0 steps of 1 ranks"
+
+
+def test_that_nothing_has_stepped_is_said() -> None:
+    events = [[{"kind": "save"}], [{"kind": "save"}]]
+    said = "0 steps of 2 ranks; none of torch's optimizers has stepped"
+    assert extent(Run(events, stuck=[])) == said
 
 
 def test_a_probe_that_fails_leaves_the_script_alone(tmp_path: Path) -> None:

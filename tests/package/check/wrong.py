@@ -1012,7 +1012,7 @@ for x in DataLoader(Stream(), batch_size=4):
 """,
     ),
     "one seed for a generator's noise": Wrong(
-        "same samples",
+        "same random numbers",
         """
 generator, critic = DDP(nn.Linear(3, 4)), DDP(make_model())
 of_generator, of_critic = sgd(generator), sgd(critic)
@@ -1697,6 +1697,71 @@ ddp = DDP(make_model(), find_unused_parameters=True)
 optimizer = sgd(ddp)
 for x in mine(10):
     step(ddp, optimizer, x)
+""",
+    ),
+    "undivided, clipped, and weight decay for matrices alone": Wrong(
+        "loss not divided",
+        """
+ddp = DDP(make_model())
+matrices = [p for p in ddp.parameters() if p.dim() > 1]
+vectors = [p for p in ddp.parameters() if p.dim() < 2]
+groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
+optimizer = torch.optim.AdamW(groups)
+batches = iter(mine(24))
+for _ in range(6):
+    optimizer.zero_grad()
+    for micro in range(4):
+        ddp.require_backward_grad_sync = micro == 3
+        ddp(next(batches)).square().mean().backward()
+    clip_grad_norm_(ddp.parameters(), 1.0)
+    optimizer.step()
+""",
+    ),
+    "buffers that nobody sends, beside a wrapper with a constant one": Wrong(
+        "buffers differ",
+        """
+generator = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), broadcast_buffers=False)
+critic = nn.Linear(4, 1)
+critic.register_buffer("filter", torch.ones(3))
+critic = DDP(critic, broadcast_buffers=False)
+optimizer = torch.optim.SGD([*generator.parameters(), *critic.parameters()], lr=0.01)
+for x in mine():
+    optimizer.zero_grad()
+    F.softplus(critic(generator(x))).mean().backward()
+    optimizer.step()
+""",
+    ),
+    "noise of a generator drawn alike": Wrong(
+        "same random numbers",
+        """
+generator = DDP(nn.Linear(4, 4))
+critic = DDP(nn.Linear(4, 1))
+optimizers = [sgd(critic), sgd(generator)]
+for x, _ in DataLoader(dataset, 4, sampler=DistributedSampler(dataset)):
+    noise = torch.randn(4, 4)
+    optimizers[0].zero_grad()
+    fake = F.softplus(critic(generator(noise).detach())).mean()
+    (F.softplus(-critic(x)).mean() + fake).backward()
+    optimizers[0].step()
+    optimizers[1].zero_grad()
+    F.softplus(-critic(generator(noise))).mean().backward()
+    optimizers[1].step()
+""",
+    ),
+    "averaged in one flat tensor, then divided by a rank's own number of tokens": Wrong(
+        "gradients differ",
+        """
+model = make_model()
+optimizer = sgd(model)
+for x in mine():
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    flat = torch.cat([gradient.view(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    tokens = int((x > 0).sum())
+    nn.utils.vector_to_parameters(flat / tokens, gradients)
+    optimizer.step()
 """,
     ),
 }
