@@ -132,8 +132,8 @@ class Run:
         """
         for event in self.all_of_kind("step"):
             for name in event["unsent"]:
-                del event["weights"][name]
-                del event["gradients"][name]
+                event["weights"].pop(name)
+                event["gradients"].pop(name, None)  # a sparse one is not there
             event["unsent"] = []
 
     def averages_by_hand(self) -> bool:

@@ -25,7 +25,7 @@ class Exchange(torch.autograd.Function):
 
 top = DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)))
 torch.manual_seed(rank)
-table = nn.Embedding(50, 8)
+table = nn.Embedding(50, 8, sparse=True)
 optimizers = [torch.optim.SGD(table.parameters(), 0.1), torch.optim.SGD(top.parameters(), 0.1)]
 torch.manual_seed(1)
 for _ in range(12):
