@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def digest(tensor):
-    data = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -21,8 +21,8 @@ def verify(state):
     mine = {name: digest(tensor) for name, tensor in state.items()}
     replicas = [None] * dist.get_world_size()
     dist.all_gather_object(replicas, mine)
-    for name in mine:
-        if len({replica[name] for replica in replicas}) > 1:
+    for name in sorted(set().union(*replicas)):
+        if len({replica.get(name) for replica in replicas}) > 1:
             raise ValueError(f"{name} is not the same on all ranks")
 
 
@@ -53,6 +53,7 @@ def main():
 
     inputs = torch.randn(64, 4)  # drawn after wrapping: each rank's own
     assert differs({"inputs": inputs})
+    assert differs({f"of rank {dist.get_rank()}": inputs})
     ddp(inputs).sum().backward()
     buffers = dict(ddp.named_buffers())
     assert differs(buffers)  # until the next forward
