@@ -125,7 +125,7 @@ def build_loader(sequences, options, device):
 
 def own_seed(options, number):
     """Of an epoch or a step: another one on each rank."""
-    return options.seed + number * dist.get_world_size() + dist.get_rank()
+    return options.seed + 1 + number * dist.get_world_size() + dist.get_rank()
 
 
 def micro_batches(loader, options, step):

@@ -129,7 +129,7 @@ class Trainer:
             self.module, options
         )
         self.scaler = GradScaler(device().type, enabled=options.amp == "fp16")
-        set_seed(options.seed, rank_offset=dist.get_rank())  # for dropout masks
+        set_seed(options.seed, rank_offset=1 + dist.get_rank())  # for dropout masks
         self.state: dict[str, Any] = {
             "options": ShapingOptions(options, digest),
             "model": self.module,
