@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from miniddp.check.samples import Sample, is_whole
 from miniddp.check.trained import Optimizer
 
-HAVE_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+HAVE_MODES = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+)
 """Layers that work otherwise in `eval()`."""
 
 
