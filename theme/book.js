@@ -155,6 +155,7 @@ function alignNotes() {
     const down = beside ? Math.max(0, wanted - place - moved) : 0;
     moved += down;
     note.style.marginTop = down ? `${down}px` : "";
+    own.classList.add("placed");
   }
 }
 
