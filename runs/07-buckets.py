@@ -8,7 +8,8 @@
 
 # %% name="setup"
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -25,6 +26,7 @@ from instruments.replicas import mean_over_ranks
 from instruments.timeline import Timeline
 from miniddp.bucket import MIB, plan_buckets
 from miniddp.process import device
+from own_ddp import DataParallel, average_in_buckets
 from shakespeare import build_language_model, load_text
 
 BACKEND = backend_of(2)
@@ -87,44 +89,8 @@ record(timeline_cap=TIMELINE_CAP)
 # %% [markdown]
 # ## By hand
 #
-# The flat message and the hooks in one function, and how far its gradients are from the mean of
-# both ranks' own. The two classes do the same.
-
-
-# %% name="by-hand"
-Plan = Sequence[Sequence[int]]
-
-
-def average_in_buckets(model: nn.Module, plan: Plan) -> Callable[[], None]:
-    """One message for each bucket of the plan; what to call after backward."""
-    parameters = list(model.parameters())
-    buckets = [[parameters[i] for i in indices] for indices in plan]
-    missing = [set(bucket) for bucket in buckets]
-    under_way: list[tuple[Tensor, dist.Work]] = []
-
-    def ready(parameter: Tensor) -> None:
-        for bucket in missing:
-            bucket.discard(parameter)
-        while len(under_way) < len(buckets) and not missing[len(under_way)]:
-            send(buckets[len(under_way)])
-
-    def send(bucket: list[nn.Parameter]) -> None:
-        flat = torch.cat([parameter.grad.flatten() for parameter in bucket])
-        flat /= dist.get_world_size()
-        under_way.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish() -> None:
-        for bucket, (flat, work) in zip(buckets, under_way, strict=True):
-            work.wait()
-            means = flat.split([parameter.numel() for parameter in bucket])
-            for parameter, mean in zip(bucket, means, strict=True):
-                parameter.grad.copy_(mean.view_as(parameter))
-        missing[:] = [set(bucket) for bucket in buckets]
-        under_way.clear()
-
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(ready)
-    return finish
+# The flat message and the hooks in one function, `average_in_buckets` of `own_ddp.py`, and how far
+# its gradients are from the mean of both ranks' own. The two classes do the same.
 
 
 # %% name="by-hand-check"
@@ -159,6 +125,39 @@ table(
     ["gradients", "rank 0", "rank 1"],
     align="lrr",
 )
+
+# %% [markdown]
+# ## As a class
+#
+# The class of `own_ddp.py` beside PyTorch's: a few steps of a small model that begins with other
+# weights on each rank. How far apart are the weights at the end, and are the replicas equal?
+
+
+# %% name="own-class"
+def train_both(rank: int) -> float:
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(
+        device()
+    )
+    ours = DataParallel(deepcopy(net), plan=[[5, 4], [3, 2], [1, 0]])
+    torchs = nn.parallel.DistributedDataParallel(net)
+    for _ in range(5):
+        inputs = torch.randn(4, 8, device=device())
+        for wrapper in (ours, torchs):
+            wrapper.zero_grad()
+            wrapper(inputs).square().mean().backward()
+            with torch.no_grad():
+                for parameter in wrapper.parameters():
+                    parameter -= 0.1 * parameter.grad
+    miniddp.verify_replicas(ours.module)
+    return max(
+        float((one - other).abs().max())
+        for one, other in zip(ours.parameters(), torchs.parameters(), strict=True)
+    )
+
+
+apart = max(miniddp.run_ranks(train_both, 2, backend=BACKEND, timeout=120))
+assert apart == 0, "the bits of PyTorch's"
 
 # %% [markdown]
 # ## In which order
