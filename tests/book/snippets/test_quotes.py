@@ -62,9 +62,9 @@ def test_every_quote_runs_as_it_is_copied(
 
 
 def test_a_copied_quote_has_no_marks() -> None:
-    texts = [quote.text for quote in quotes("chapters/05-ring.qmd")]
+    texts = [quote.text for quote in quotes("chapters/04-replicas.qmd")]
     assert not [text for text in texts if "# <" in text]
-    assert "from miniddp.ring import" in "".join(texts)
+    assert "from miniddp.replicate import broadcast_coalesced" in "".join(texts)
 
 
 @pytest.mark.parametrize(
