@@ -30,7 +30,9 @@ def main():
         gradients.append([p.grad.clone() for p in model.parameters()])
         model.zero_grad()
         del ddp
-    torch.testing.assert_close(*gradients)
+    # Torch multiplies by 1 / N, with the bits of a division if N is 1 or 2.
+    exact = {"rtol": 0, "atol": 0} if dist.get_world_size() <= 2 else {}
+    torch.testing.assert_close(*gradients, **exact)
     dist.destroy_process_group()
 
 

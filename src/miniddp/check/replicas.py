@@ -219,11 +219,11 @@ def modes(run: Run) -> Iterator[Finding]:
         ]
         for peers in zip(*passes, strict=False):
             if not equal(peers, "mode"):
-                found.append(peers)
+                ranks = step.peers[0]["ranks"]
+                text = ", ".join(event["mode"] for event in peers)
+                finding = run.found(
+                    "modes differ", peers[0], ranks=ranks, modes=text
+                )
+                found.append(finding)
     if len(found) >= PASSES:
-        peers = found[0]
-        ranks = step.peers[0]["ranks"]
-        modes_of_ranks = ", ".join(event["mode"] for event in peers)
-        yield run.found(
-            "modes differ", peers[0], ranks=ranks, modes=modes_of_ranks
-        )
+        yield found[0]
