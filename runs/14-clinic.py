@@ -6,10 +6,14 @@
 # really occurs, and that the cure ends it.
 
 # %% name="setup"
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,6 +176,27 @@ stopped_alone = waiting_lines(stop_alone)
 assert "dist.barrier()" in stopped_alone[0]
 assert "loss.backward()" in stopped_alone[1]
 show_ranks(stopped_alone)
+
+# %% name="stop-checked"
+SCRIPT = """from datetime import timedelta
+
+import torch.distributed as dist
+from clinic.stop import stop_alone
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+stop_alone(dist.get_rank())
+"""
+command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+command += ["-m", "miniddp.check"]
+environment = {**os.environ, "PYTHONPATH": "runs"}
+with tempfile.TemporaryDirectory() as folder:
+    script = Path(folder, "train.py")
+    script.write_text(SCRIPT, encoding="utf-8")
+    done = subprocess.run([*command, script], capture_output=True, text=True, env=environment)
+said = done.stderr[done.stderr.index("miniddp.check: ") :].splitlines()
+assert said[0].startswith("miniddp.check: other calls: rank 0 is in barrier")
+assert said[4].startswith("miniddp.check: 1 found")
+print("\n".join(said[:5]))
 
 # %% name="stop-diagnosis"
 stops = run_ranks(say_when_it_would_stop, 2)
