@@ -52,7 +52,7 @@ class Breakdown:
             both.
         families: By the names of `instruments.families.FAMILIES`; "idle" is when none
             of the work ran: Python, the data loader, waiting. Optimizer is all that
-            `Optimizer.step` did.
+            `Optimizer.step` did, except what it sent from a GPU.
         communication: While a collective or a message was under way, waiting for peers
             included.
         exposed: The part of that under which no other work ran.
@@ -200,7 +200,7 @@ def kernel_families(trace: Trace) -> Spans:
     spans[COMMUNICATION] = [event.interval for event in _gloo(trace)]
     for kernel in kernels_of(trace):
         name = family(kernel.name)
-        if _launched_in(optimizer, kernel, launches):
+        if name != COMMUNICATION and _launched_in(optimizer, kernel, launches):
             name = OPTIMIZER
         spans[name].append(kernel.interval)
     return spans

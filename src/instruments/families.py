@@ -7,13 +7,19 @@ COMMUNICATION = "communication"
 OPTIMIZER = "optimizer"
 OTHER = "other"
 
+COMMUNICATION_KERNELS = (
+    r"(n|r|ms|one)ccl|nvshmem|(one|two)_shot_all_reduce|cross_device_reduce|multimem_"
+    r"|allreduce_fusion|ep::(inter|intra)node"
+)
+"""How the names of kernels that send tell it: also those of vLLM, FlashInfer, DeepEP."""
+
 _ELEMENTWISE = (
     "add sub rsub mul div pow square sqrt rsqrt reciprocal exp log neg abs sin cos "
     "tanh sigmoid relu gelu silu where clamp masked_fill addcmul addcdiv lerp fill "
     "zero mean sum eq ne lt gt"
 )
 _PATTERNS = {
-    COMMUNICATION: r"^nccl|^gloo:|^c10d::",
+    COMMUNICATION: rf"{COMMUNICATION_KERNELS}|^gloo:|^c10d::",
     OPTIMIZER: r"^optimizer\.|multi_tensor_apply|_fused_(adam|sgd|adagrad)|fusedadam",
     "attention": r"flash|fmha|sdpa|scaled_dot_product|attention"
     r"|^(?!.*log_?softmax).*softmax",

@@ -32,7 +32,8 @@ OPTIMIZER = h100.optimizer(MODEL.elements)
 LINK: AllReduce = curve_of("h100_8gpu").link().all_reduce_seconds
 """What NVIDIA published for a node of eight H100."""
 
-THREADS = {COMPUTE: 1, COMMUNICATION: 2}
+THREADS = {COMPUTE: 0, COMMUNICATION: 1}
+"""Added to the process' number: the thread of that number comes first in Perfetto."""
 
 
 def layers() -> list[Layer]:
@@ -58,7 +59,7 @@ def labels(process: int, name: str) -> list[dict[str, Any]]:
     """What Perfetto calls a process and its two threads."""
     names = [("process_name", 0, f"{name} (computed)")]
     for stream, thread in THREADS.items():
-        names.append(("thread_name", thread, stream))
+        names.append(("thread_name", process + thread, stream))
     return [
         {
             "ph": "M",
@@ -72,20 +73,27 @@ def labels(process: int, name: str) -> list[dict[str, Any]]:
 
 
 def events(process: int, step: Step) -> list[dict[str, Any]]:
-    """The step as Chrome's trace format has it, in microseconds."""
-    return [
-        {
-            "ph": "X",
-            "cat": "computed",
-            "name": name,
-            "pid": process,
-            "tid": THREADS[stream],
-            "ts": round(1e6 * start, 3),
-            "dur": round(1e6 * (end - start), 3),
-        }
-        for stream, name, start, end in whole_layers(step)
-        if end > start
-    ]
+    """The step as Chrome's trace format has it, in microseconds.
+
+    Both ends are rounded, not the duration: Perfetto leaves out events that overlap.
+    """
+    found = []
+    for stream, name, start, end in whole_layers(step):
+        first = round(1e6 * start, 3)
+        last = round(1e6 * end, 3)
+        if last > first:
+            found.append(
+                {
+                    "ph": "X",
+                    "cat": "computed",
+                    "name": name,
+                    "pid": process,
+                    "tid": process + THREADS[stream],
+                    "ts": first,
+                    "dur": round(last - first, 3),
+                }
+            )
+    return found
 
 
 def whole_layers(step: Step) -> list[Span]:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from instruments.families import COMMUNICATION
 from instruments.intervals import Interval, intersect, length, subtract
 from instruments.trace import TraceError
 from instruments.trace_gpu import (
-    COMMUNICATION,
     COMPUTE,
     COPY,
     NANOSECOND,
@@ -204,6 +204,14 @@ class Collective(NamedTuple):
         return min(seconds, key=lambda rank: seconds[rank])
 
     @property
+    def waited(self) -> float:
+        """For how long the other ranks waited for the last one, together."""
+        seconds = self.seconds
+        shortest = seconds[self.last]
+        waits = [lasted - shortest for lasted in seconds.values()]
+        return round(sum(waits), NANOSECOND)
+
+    @property
     def spread_of_ends(self) -> float:
         return max(self.ends.values()) - min(self.ends.values())
 
@@ -249,10 +257,18 @@ def _collective(
 
 
 def late_rank(together: Sequence[Collective]) -> int | None:
-    """The rank that arrived last at more than half of the collectives, if any did."""
-    last = [collective.last for collective in together]
-    rank = statistics.mode(last)
-    return rank if last.count(rank) > len(last) / 2 else None
+    """The rank that the others waited for longer than for all the rest, if any."""
+    waited = waited_for(together)
+    rank = max(waited, key=lambda rank: waited[rank])
+    return rank if waited[rank] > sum(waited.values()) / 2 else None
+
+
+def waited_for(together: Sequence[Collective]) -> dict[int, float]:
+    """For how long the others waited for each rank that came last, together."""
+    waited: dict[int, float] = defaultdict(float)
+    for collective in together:
+        waited[collective.last] += collective.waited
+    return waited
 
 
 def by_rank(traces: Sequence[DeviceTrace]) -> dict[int, DeviceTrace]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from instruments.families import COMMUNICATION, COMMUNICATION_KERNELS
 from instruments.intervals import Interval
 from instruments.trace import TraceError, load
 
 COMPUTE = "compute"
-COMMUNICATION = "communication"
 COPY = "copy"
 KINDS = (COMPUTE, COMMUNICATION, COPY)
 
@@ -38,10 +38,7 @@ _LAUNCH_CATEGORIES = (
     "hip_runtime",
     "xpu_runtime",
 )
-_COMMUNICATION_KERNEL = re.compile(
-    r"(n|r|ms|one)ccl|nvshmem|(one|two)_shot_all_reduce|cross_device_reduce|multimem_",
-    re.IGNORECASE,
-)
+_COMMUNICATION_KERNEL = re.compile(COMMUNICATION_KERNELS, re.IGNORECASE)
 _COPY_KERNEL = re.compile(
     r"^(memcpy|memset|dma|copy(host|device))|rocclr_(copy|fill)", re.IGNORECASE
 )

@@ -17,6 +17,7 @@ from instruments.trace_figures import (
     figures_of_step,
     idle_by_stream,
     late_rank,
+    waited_for,
 )
 from instruments.trace_gpu import DeviceTrace, read_devices
 
@@ -173,11 +174,15 @@ def lines_of_collectives(traces: Sequence[DeviceTrace]) -> list[str]:
 def verdict(together: Sequence[Collective]) -> str:
     late = late_rank(together)
     if late is None:
-        return "No rank is last at most of the collectives."
+        return "No rank is late: for none did the others wait longer than for the rest."
     times = [collective.last for collective in together].count(late)
+    waited = waited_for(together)
+    share = waited[late] / sum(waited.values())
+    each = waited[late] / (len(together[0].starts) - 1)
     return (
         f"Rank {late} is late: at {times} of {len(together)} collectives its kernel "
-        "was the shortest, since the others were waiting for it."
+        f"was the shortest, and each of the others waited {1e3 * each:,.2f} ms for it, "
+        f"{share:.0%} of their waiting."
     )
 
 

@@ -1,5 +1,6 @@
 """The trace that readers open is what the simulator gives, and what run 11-step recorded of it."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -41,3 +42,12 @@ def test_it_says_that_it_is_computed():
     names = [row["args"]["name"] for row in rows if row["name"] == "process_name"]
     assert len(names) == 2
     assert all(name.endswith("(computed)") for name in names)
+
+
+def test_no_event_begins_before_the_last_one_of_its_thread_ends():
+    """Perfetto leaves such events out."""
+    rows = [row for row in json.loads(FILE.read_text())["traceEvents"] if row["ph"] == "X"]
+    for _, alike in itertools.groupby(rows, key=lambda row: (row["pid"], row["tid"])):
+        times = [(round(1e3 * row["ts"]), round(1e3 * row["dur"])) for row in alike]
+        for (start, nanoseconds), (following, _) in itertools.pairwise(times):
+            assert start + nanoseconds <= following

@@ -161,6 +161,8 @@ OPERATORS = {
 KERNELS = {
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": "communication",
+    "void rcclGenericKernel<0, false>(ncclDevKernelArgsStorage<4096ul>)": "communication",
+    "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)": "communication",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1": "matmul",
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN": "matmul",
     "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn": "matmul",
@@ -295,6 +297,20 @@ def test_the_time_of_a_gpu_is_broken_down(tmp_path):
     assert on_gpu == pytest.approx({"forward": 35e-6, "backward": 35e-6, "opt_step": 20e-6})
     on_cpu = {name: part.share for name, part in result.regions.items()}
     assert on_cpu == pytest.approx({"forward": 0.10, "backward": 0.30, "opt_step": 0.50})
+
+
+def test_what_an_optimizer_sends_is_communication(tmp_path):
+    """A sharded optimizer sends parameters in its step."""
+    events = [
+        event("user_annotation", "ProfilerStep#8", 0, 100),
+        event("user_annotation", "Optimizer.step#ZeroRedundancyOptimizer.step", 40, 50),
+        *kernel(MULTI_TENSOR, 50, 20, 45),
+        *kernel(ALL_REDUCE, 60, 30, 55, stream=20),
+    ]
+    result = break_down(read_trace(write(tmp_path / "t.json.gz", events)))
+    assert result.communication.seconds == pytest.approx(30e-6)
+    assert result.exposed.seconds == pytest.approx(20e-6)
+    assert result.families["optimizer"].seconds == pytest.approx(20e-6)
 
 
 def test_the_bars_of_a_step_on_a_gpu(tmp_path):

@@ -2,7 +2,9 @@
 
 import pytest
 
-from instruments.trace_drawing import DRAWINGS, FOLDER, Scale, columns
+from instruments.trace_drawing import DRAWINGS, FOLDER
+from instruments.trace_drawing.steps import columns
+from instruments.trace_drawing.svg import Scale
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

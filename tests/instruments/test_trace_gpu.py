@@ -231,8 +231,9 @@ def numbers(trace):
         json.dumps({"traceEvents": texts(), "schemaVersion": 1}),
         json.dumps({"traceEvents": [row for row in step() if "Step" not in row["name"]]}),
         gzip.compress(json.dumps({"traceEvents": step()}).encode()),
+        gzip.compress(gzip.compress(json.dumps({"traceEvents": step()}).encode())),
     ],
-    ids=["array", "bare", "old names", "texts and other rows", "no steps", "gzip"],
+    ids=["array", "bare", "old names", "texts and other rows", "no steps", "gzip", "gzip twice"],
 )
 def test_traces_of_other_shapes_have_the_same_figures(tmp_path, content):
     path = tmp_path / "trace"
@@ -289,6 +290,8 @@ def test_a_message_is_told_by_what_stands_around_its_launch(tmp_path, around, ke
         ("mscclKernel_Sum_hip_bfloat16_Simple_false", "c"),
         ("void cross_device_reduce_1stage<half, 2>(RankData*)", "c"),
         ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", "c"),
+        ("void deep_ep::internode::dispatch<false, 8, true, 8>(int4*, float*)", "c"),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport", "c"),
         ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x64_MI16x16x16x1", "w"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "w"),
         ("__amd_rocclr_copyBuffer", "m"),
@@ -395,6 +398,19 @@ def test_ranks_that_take_turns_are_not_late(tmp_path):
     assert late_rank(collectives(three(tmp_path, arrivals))) is None
 
 
+def test_a_rank_that_is_late_once_by_much_is_late(tmp_path):
+    """At the other collectives the ranks come within some microseconds."""
+    arrivals = [(100, 104, 103, 100), (900, 100, 100, 103), (100, 101, 100, 100)]
+    found = collectives(three(tmp_path, arrivals))
+    assert [collective.last for collective in found] == [1, 0, 0, 1]
+    assert found[0].waited == pytest.approx(1600e-6)
+    assert late_rank(found) == 1
+
+
+def test_ranks_that_come_together_are_not_late(tmp_path):
+    assert late_rank(collectives(three(tmp_path, [(100, 100)] * 3))) is None
+
+
 def test_kinds_that_start_in_another_order_still_belong_together(tmp_path):
     """An all-reduce and an all-to-all on two streams."""
     for rank, (first, second) in enumerate([(0, 50), (50, 0)]):
@@ -473,6 +489,7 @@ def test_the_command_names_the_late_rank(tmp_path):
     three(tmp_path, [(100, 100, 900), (800, 900, 300), (200, 300, 400)])
     shown = command(*sorted(tmp_path.glob("*.json")))
     assert "Rank 1 is late: at 2 of 3 collectives" in shown.stdout, shown
+    assert "each of the others waited 1.35 ms for it, 71% of their waiting." in shown.stdout
 
 
 def test_files_that_name_no_rank_are_named_each(tmp_path):

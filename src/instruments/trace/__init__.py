@@ -60,7 +60,7 @@ def load(path: str | Path) -> Any:
     """
     try:
         data = Path(path).read_bytes()
-        if data.startswith(GZIP):
+        while data.startswith(GZIP):
             data = gzip.decompress(data)
         return json.loads(data.decode(errors="replace"), strict=False)
     except OSError as error:
