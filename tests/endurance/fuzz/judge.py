@@ -168,6 +168,17 @@ KNOWN = [
         ),
     ),
     Known(
+        "a hook that steps leaves nothing to clip, but a wrapper gives the mean of nothing back, "
+        "zeros, which a norm that is not finite makes NaN, as in torch",
+        ("wrong",),
+        lambda spec, verdict: (
+            bool(spec.get("overflow"))
+            and bool(spec.get("clip"))
+            and spec.get("hook", {}).get("kind") == "step"
+            and verdict.why.endswith("off by inf")
+        ),
+    ),
+    Known(
         "check_reduction, which torch ignores, refuses what is left out at once",
         ("refused",),
         lambda spec, verdict: (
