@@ -122,7 +122,7 @@ KNOWN = [
         ("hangs",),
         lambda spec, verdict: (
             of_one_rank(spec)
-            and ("find unused" not in spec or spec.get("wrap") == "inside")
+            and ("find unused" not in spec or spec.get("wrap") in ("inside", "around"))
             and verdict.why == "torch's, too"
         ),
     ),
