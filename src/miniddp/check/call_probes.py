@@ -90,6 +90,7 @@ class CallProbes:
                 shape=shape,
                 elements=tensor.numel() if isinstance(tensor, Tensor) else 1,
                 by_script=True,
+                in_backward=self.recorder.place.get("operation") == "backward",
             )
             if has_shape:
                 self.note_what(event, tensor)

@@ -10,9 +10,11 @@ def find(run: Run) -> Iterator[Finding]:
     """Samples that several ranks evaluate, and whose results are added."""
     if not run.is_data_parallel():
         return
-    for epoch in epochs(run):
+    all_epochs = epochs(run)
+    training = {e.peers[0]["place"] for e in all_epochs if e.is_training}
+    for epoch in all_epochs:
         first = epoch.peers[0]
-        sums = added_up(run, first)
+        sums = added_up(run, first, training)
         if epoch.is_training or not sums:
             continue
         read = [s for of_rank in epoch.batches for s in samples_of(of_rank)]
@@ -26,14 +28,15 @@ def find(run: Run) -> Iterator[Finding]:
             yield run.found(kind, first, samples=count, twice=twice)
 
 
-def added_up(run: Run, epoch: Event) -> list[list[float]]:
+def added_up(run: Run, epoch: Event, training: set[str]) -> list[list[float]]:
     """What is all-reduced after this epoch, before the next training."""
     sums = []
     has_ended = False
     for event in run.events[0]:
         if event["kind"] == "end of epoch":
             has_ended = has_ended or event["place"] == epoch["place"]
-        if has_ended and event["kind"] == "backward":
+        is_training = event.get("place") in training
+        if has_ended and (is_training or event["kind"] == "backward"):
             break
         if has_ended and event.get("operation") == "all_reduce":
             sums.append(event.get("summed", []))

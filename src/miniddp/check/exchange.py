@@ -30,7 +30,7 @@ ANSWER_SECONDS = 2.0
 LAST_WAIT_SECONDS = 5.0
 """How long a rank that has ended waits for the notes of the others."""
 UNFINISHED = 8
-"""So many events may still be written to."""
+"""So many events may still be written to, and so may each epoch."""
 Report = Callable[[Run, Callable[[str], bool]], None]
 
 
@@ -217,10 +217,13 @@ class Exchange(threading.Thread):
     def resolve(self) -> None:
         """Make digests of samples, and numbers of tensors, for JSON."""
         events = self.recorder.events
-        for event in events[self.resolved :]:
+        end = max(self.resolved, len(events) - UNFINISHED)
+        for event in events[self.resolved : end]:
+            if event["kind"] == "epoch":
+                continue
             for key, value in list(event.items()):
                 event[key] = plain(value)
-        self.resolved = max(0, len(events) - UNFINISHED)
+        self.resolved = end
 
 
 def plain(value: Any) -> Any:

@@ -57,7 +57,7 @@ class Run:
         self.stuck = stuck
         """Where each rank is, if the job hangs; else empty."""
         self.ranks = range(len(events))
-        if any(map(is_all_to_all, self.all_of_kind("collective"))):
+        if any(map(is_exchange, self.all_of_kind("collective"))):
             self.leave_out_own_parts()
         self.steps = list(self.find_steps())
         self.partings = list(self.find_partings())
@@ -125,16 +125,23 @@ class Run:
                 yield step
 
     def leave_out_own_parts(self) -> None:
-        """Parameters that no wrapper has: a rank's own, as in tables of DLRM.
+        """As tables of DLRM, experts, or the classes of a last layer.
 
         The other ranks get what these make of their samples, and send back
         gradients.
         """
+        own: dict[int, set[str]] = {}
+        for peers in self.side_by_side("step"):
+            own.setdefault(peers[0]["optimizer"], own_parts(peers))
         for event in self.all_of_kind("step"):
-            for name in event["unsent"]:
-                event["weights"].pop(name)
+            names = own.get(event["optimizer"], set())
+            for name in names:
+                event["weights"].pop(name, None)
                 event["gradients"].pop(name, None)  # a sparse one is not there
-            event["unsent"] = []
+            for what in list(event["state"]):
+                if what.partition(" of ")[2] in names:
+                    event["state"].pop(what)
+            event["unsent"] = [n for n in event["unsent"] if n not in names]
 
     def averages_by_hand(self) -> bool:
         calls = self.all_of_kind("collective")
@@ -198,8 +205,21 @@ def is_talk(event: Event) -> bool:
     return "barrier" not in operation and "object" not in operation
 
 
-def is_all_to_all(event: Event) -> bool:
-    return event["by_script"] and "all_to_all" in event["operation"]
+def is_exchange(event: Event) -> bool:
+    """Whether it may send what layers make, or gradients of that."""
+    is_in_backward = event.get("in_backward") and "gradient" not in event
+    return bool(is_in_backward) or "all_to_all" in event["operation"]
+
+
+def own_parts(peers: Peers) -> set[str]:
+    """Parameters that no wrapper has, and that begin otherwise on each rank."""
+    return {
+        name
+        for peer in peers
+        if peer["is_wrapped"]
+        for name in peer["unsent"]
+        if any(p["weights"].get(name) != peer["weights"][name] for p in peers)
+    }
 
 
 def lead_to_steps(events: list[Event]) -> Iterator[list[Event]]:
@@ -225,7 +245,7 @@ def first_difference(
 
     `of_all`: of those that every rank has; else a lack is a difference.
     """
-    for name in events[0][what]:
+    for name in dict.fromkeys(name for event in events for name in event[what]):
         digests = [event[what].get(name, [None])[0] for event in events]
         if of_all and None in digests:
             continue

@@ -124,7 +124,9 @@ def averaged_twice(run: Run, step: Step) -> Iterator[Finding]:
 def summed(run: Run, step: Step) -> Iterator[Finding]:
     """What is used is the sum of what the backwards of means have left."""
     backwards = [passes[-1] for passes in step.of_kind("backward") if passes]
-    if any(map(gathers, step.before)):
+    talks = step.of_kind("collective")[0]
+    in_backward = any(event.get("in_backward") for event in talks)
+    if in_backward or any(map(gathers, step.before)):
         return
     are_means = [event["is_mean"] for event in backwards]
     if are_means.count(True) < len(step.peers):
@@ -191,7 +193,10 @@ def micro_batches(run: Run) -> Iterator[Finding]:
             continue
         last = passes[-1]
         used = (step.of_kind("clip")[0] or [event])[-1]["gradients"]
-        are_tasks = len({e["place"] for e in step.of_kind("batch")[0]}) > 1
+        batches = step.of_kind("batch")[0]
+        are_tasks = len({e["place"] for e in batches}) > 1
+        if not equal(passes, "origin") and len(batches) < count:
+            are_tasks = True
         are_means = all(e["is_mean"] for e in passes)
         if are_means and not are_tasks and is_sum(used, [last]):
             yield run.found("loss not divided", last, count=count)

@@ -58,7 +58,7 @@ def call(event: Event) -> str:
 
 def hang(run: Run) -> Finding:
     """No rank moves any more."""
-    waiting = [rank for rank in run.ranks if not run.stuck[rank]["is_done"]]
+    waiting = [rank for rank in run.ranks if run.stuck[rank]["place"]]
     gone = [rank for rank in run.ranks if run.stuck[rank]["is_done"]]
     places = [f"rank {rank} has ended" for rank in gone]
     for rank in waiting:

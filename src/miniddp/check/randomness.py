@@ -1,6 +1,7 @@
 """Random numbers: do the ranks draw alike where they should not?"""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from miniddp.check.data import is_sliced
 from miniddp.check.epochs import epochs
@@ -33,11 +34,11 @@ def drawn_alike(run: Run, kind: str) -> Iterator[Event]:
 
 def inputs(run: Run) -> Iterator[Finding]:
     """One input is equal on all ranks, another is not: noise, or timesteps."""
-    if any(map(gathers, run.events)):
-        return
     alike: dict[tuple[int, str, int], set[str]] = {}
     differing = set()
-    for peers in run.side_by_side("forward"):
+    local = [step for step in run.steps if not any(map(gathers, step.before))]
+    rows = [zip(*step.of_kind("forward"), strict=False) for step in local]
+    for peers in chain.from_iterable(rows):
         columns = zip(*[event["inputs"] for event in peers], strict=False)
         for number, column in enumerate(columns):
             place = (peers[0]["wrapper"], peers[0]["line"], number)

@@ -88,7 +88,7 @@ def parted(run: Run, peers: Peers, before: Peers | None, name: str) -> Finding:
     ranks = event["ranks"]
     if before is None:
         kind = "other weights from the start"
-        if event["is_wrapped"]:
+        if event["is_wrapped"] and name not in event["unsent"]:
             kind = "weights changed after wrapping"
         return run.found(kind, event, ranks=ranks, name=name)
     if has_loaded_alone(before):

@@ -16,7 +16,7 @@ ELEMENTS = 256
 """At most so many elements of a tensor are compared, evenly spread."""
 ELEMENTS_OF_A_ROW = 64
 WEIGHTS = 7
-COLUMNS = 3
+COLUMNS = 4
 """Of so many tensors of a batch the samples are compared."""
 
 
@@ -79,12 +79,25 @@ def columns_of(batch: Any) -> list[Any]:
         return [list(map(digest_of_names, batch))]
     columns = [
         leaf
-        for leaf in pytree.tree_leaves(batch)
+        for leaf in leaves_of(batch)
         if isinstance(leaf, Tensor)
         and leaf.dim()
         and leaf.layout == torch.strided
     ]
     return [Rows(column) for column in columns[:COLUMNS]]
+
+
+def leaves_of(values: Any) -> list[Any]:
+    """Also of what a batch holds that is of a class of its own."""
+    leaves = pytree.tree_leaves(values)
+    return pytree.tree_leaves([held_by(leaf) for leaf in leaves])
+
+
+def held_by(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor | torch.nn.Module):
+        return leaf
+    is_mapping = isinstance(leaf, Mapping)
+    return dict(leaf) if is_mapping else getattr(leaf, "__dict__", leaf)
 
 
 def are_named(batch: Any) -> bool:
@@ -100,7 +113,7 @@ def digest_of_names(sample: dict[str, Any]) -> int:
 
 def largest_of(values: Any) -> int:
     """The number of elements of the largest tensor in nested `values`."""
-    leaves = pytree.tree_leaves(values)
+    leaves = leaves_of(values)
     sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
     return max(sizes, default=0)
 

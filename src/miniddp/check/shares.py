@@ -15,7 +15,8 @@ def overlap(run: Run, training: list[Epoch]) -> Iterator[Finding]:
     for epoch in training:
         mine, others, *_ = map(samples_of, epoch.batches)
         count = share_content(mine, others)
-        is_sure = all(map(reads_everything, epoch.peers))
+        read_everything = all(map(reads_everything, epoch.peers))
+        is_sure = read_everything and not is_endless(mine)
         if is_sure:
             count = max(count, share_samples(mine, others))
         if count:
@@ -33,6 +34,12 @@ def reads_everything(epoch: Event) -> bool:
         return False
     size = epoch["batch_size"] or 1
     return bool((epoch["batches"] + 1) * size > epoch["samples"])
+
+
+def is_endless(samples: Samples) -> bool:
+    """Whether a rank has read an index again: its length tells nothing."""
+    indices = [index for index, *_ in samples if index >= 0]
+    return len(set(indices)) < len(indices)
 
 
 def share_samples(mine: Samples, others: Samples) -> int:

@@ -28,7 +28,7 @@ class Trained:
         self.known: weakref.WeakKeyDictionary[
             Optimizer, tuple[list[int], dict[str, Tensor]]
         ] = weakref.WeakKeyDictionary()
-        self.names: dict[int, str] = {}
+        self.names: Any = WeakTensorKeyDictionary()
         self.ignored: set[int] = set()
         """The ids of parameters that a wrapper is told to leave alone."""
         self.pointers: dict[int, str] = {}
@@ -94,10 +94,10 @@ class Trained:
         }
 
     def name_of(self, parameter: Tensor) -> str:
-        if id(parameter) not in self.names:
+        if parameter not in self.names:
             self.look_for_names()
         unknown = f"a parameter of shape {tuple(parameter.shape)}"
-        return self.names.get(id(parameter), unknown)
+        return str(self.names.get(parameter, unknown))
 
     def look_for_names(self) -> None:
         """In the variables of the script: of modules, and of `self`."""
@@ -108,7 +108,7 @@ class Trained:
             for value in values:
                 if isinstance(value, nn.Module):
                     for name, parameter in value.named_parameters():
-                        self.names.setdefault(id(parameter), name)
+                        self.names.setdefault(parameter, name)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

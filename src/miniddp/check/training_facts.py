@@ -94,5 +94,6 @@ def sample_of_state(optimizer: Optimizer, named: dict[str, Tensor]) -> Sample:
             for name, parameter in named.items()
             for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor) and is_whole(value)
+            if value.shape in (parameter.shape, ())  # no slice of it
         }
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from miniddp.check.finding import Event
 from miniddp.check.probe import Call, Notes, stand_around
@@ -47,6 +48,7 @@ STEPS_BETWEEN = 5
 """From one look for parameters without an optimizer to the next."""
 UNFINISHED = "Expected to have finished reduction"
 """What torch's wrapper says where parameters got no gradient."""
+IN_NO_SYNC = "no_sync"
 FIRST_STEPS = 2
 """In so many steps the optimizers' states are compared too."""
 
@@ -77,11 +79,11 @@ class TrainingProbes:
         self.wrappers: weakref.WeakKeyDictionary[Any, dict[str, Tensor]]
         self.wrappers = weakref.WeakKeyDictionary()
         """Of each its buffers."""
-        self.ranks: dict[int, list[int]] = {}
-        """Of each wrapped parameter, by its id, those of its process group."""
+        self.ranks: Any = WeakTensorKeyDictionary()
+        """Of each wrapped parameter those of its process group."""
         self.numbers: dict[int, int] = {}
         """Of the wrappers, by their ids."""
-        self.wrapper_of: dict[int, int] = {}
+        self.wrapper_of: Any = WeakTensorKeyDictionary()
         """The id of its wrapper."""
         self.last_forward: dict[int, int] = {}
         """Of a wrapper, by its id: how many backward passes were before."""
@@ -90,6 +92,8 @@ class TrainingProbes:
         """Of an optimizer: how many backward passes were before."""
         self.awaited: weakref.WeakSet[Any] = weakref.WeakSet()
         """The wrappers whose backward pass has yet to come."""
+        self.is_held_back = False
+        """Whether the last forward pass was inside no_sync."""
         self.in_backward = False
         self.passes = 0
         self.origins: list[str] = []
@@ -110,12 +114,12 @@ class TrainingProbes:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         ignored: Any = getattr(wrapper.module, IGNORED, ())
         for name, parameter in wrapper.module.named_parameters():
-            self.trained.names[id(parameter)] = name
+            self.trained.names[parameter] = name
             if name in ignored:
                 self.trained.ignored.add(id(parameter))
             elif parameter.requires_grad:
-                self.ranks[id(parameter)] = ranks
-                self.wrapper_of[id(parameter)] = id(wrapper)
+                self.ranks[parameter] = ranks
+                self.wrapper_of[parameter] = id(wrapper)
         self.numbers[id(wrapper)] = len(self.numbers)
         self.wrappers[wrapper] = dict(wrapper.module.named_buffers())
         self.recorder.note(
@@ -127,7 +131,7 @@ class TrainingProbes:
 
     def forward(self, call: Call) -> Notes:
         wrapper = call.args[0]
-        syncs = getattr(wrapper, "require_backward_grad_sync", False)
+        syncs = getattr(wrapper, "require_backward_grad_sync", None)
         will_send = torch.is_grad_enabled() and bool(syncs)
         is_due = getattr(wrapper, "require_forward_param_sync", False)
         buffers = self.wrappers.get(wrapper, {})
@@ -165,6 +169,7 @@ class TrainingProbes:
             self.awaited.add(wrapper)
         if torch.is_grad_enabled():
             self.last_forward[id(wrapper)] = self.passes
+            self.is_held_back = syncs is False
         if event and event["is_training"] and random_state() != event["random"]:
             event["drawn"] = [event["random"]]
 
@@ -199,7 +204,8 @@ class TrainingProbes:
         self.recorder.free_since = time.monotonic()
         self.trained.pointers = {}
         is_early = self.recorder.step < FIRST_STEPS and not self.wrappers
-        if event and (is_early or self.origins.count(event["origin"]) > 1):
+        adds_up = is_early or IN_NO_SYNC in self.origins
+        if event and (adds_up or self.origins.count(event["origin"]) > 1):
             event["gradients"] = Sample(self.trained.gradients())
 
     def note_backward(self, tensors: Any, sends: bool) -> Event:
@@ -212,7 +218,8 @@ class TrainingProbes:
             line=user_line(),
             origin=user_path(),
             sends=sends,
-            in_no_sync=any(
+            in_no_sync=self.is_held_back
+            or any(
                 not wrapper.require_backward_grad_sync
                 for wrapper in self.awaited
             ),
@@ -225,6 +232,8 @@ class TrainingProbes:
         if isinstance(tensors, Tensor) and tensors.numel() == 1:
             self.note_loss(event, tensors)
         self.origins.append(event["origin"])
+        if event["in_no_sync"]:
+            self.origins.append(IN_NO_SYNC)
         return event
 
     def note_loss(self, event: Event, loss: Tensor) -> None:
@@ -301,13 +310,12 @@ class TrainingProbes:
         named = self.trained.parameters(optimizer)
         parameters = parameters_of(optimizer)
         ranks = self.recorder.ranks
-        was_wrapped = any(id(p) in self.ranks for p in named.values())
         for parameter in named.values():
-            ranks = tuple(self.ranks.get(id(parameter), ranks))
+            ranks = tuple(self.ranks.get(parameter, ranks))
         facts: Event = {
             "optimizer": self.trained.numbers.get(optimizer),
             "ranks": ranks,
-            "is_wrapped": len(self.wrappers) > 0 or was_wrapped,
+            "is_wrapped": len(self.numbers) > 0,
             "is_split": any(map(is_of_split_layer, parameters)),
             "is_around": self.is_around(optimizer, named),
             "trains": any(p.requires_grad for p in named.values()),
@@ -319,8 +327,7 @@ class TrainingProbes:
             "unsent": [
                 name
                 for name, parameter in named.items()
-                if parameter.grad is not None
-                and id(parameter) not in self.ranks
+                if parameter.grad is not None and parameter not in self.ranks
             ],
         }
         if self.recorder.step % STEPS_BETWEEN == 0:
@@ -336,7 +343,7 @@ class TrainingProbes:
         before = self.last_step.get(optimizer, 0)
         self.last_step[optimizer] = self.passes
         for parameter in named.values():
-            wrapper = self.wrapper_of.get(id(parameter))
+            wrapper = self.wrapper_of.get(parameter)
             if wrapper is None or parameter.grad is None:
                 continue
             if self.last_forward.get(wrapper, -1) < before:

@@ -5,15 +5,19 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from miniddp.check import __main__ as command
+from miniddp.check import order
 from miniddp.check.call_probes import MOST_FILES, CallProbes
+from miniddp.check.exchange import UNFINISHED, Exchange
 from miniddp.check.finding import TABLE, Run
 from miniddp.check.recorder import Recorder
 from miniddp.check.report import extent
+from miniddp.check.samples import Rows
 from miniddp.check.trained import Trained
 from miniddp.launch import RanksFailed, run_ranks
 
@@ -369,6 +373,37 @@ print("the script goes on")
     script = str(written(tmp_path, text))
     output = run_ranks(run_command, 2, "--steps", "4", script, backend=None).outputs[0]
     assert output.index("around the wrapper") < output.index("the script goes on")
+
+
+class ReadWhileResolved(Rows):
+    def __init__(self, epoch: dict[str, Any]) -> None:
+        self.epoch = epoch
+        self.batches = 0
+
+    def resolve(self) -> list[int]:
+        self.batches += 1
+        self.epoch["read"] += 1
+        return []
+
+
+def test_what_an_epoch_counts_is_not_undone() -> None:
+    recorder = Recorder(steps=None, epochs=None)
+    epoch = recorder.note("epoch")
+    epoch["rows"] = rows = ReadWhileResolved(epoch)
+    epoch["read"] = 0
+    for _ in range(UNFINISHED):
+        recorder.note("batch")
+    Exchange.resolve(SimpleNamespace(recorder=recorder, resolved=0))
+    assert epoch["read"] == rows.batches
+
+
+def test_a_rank_that_waits_nowhere_is_not_said_to_wait() -> None:
+    place = {"operation": "barrier", "group": "", "shape": None}
+    places = [place, {}, {}]
+    stuck = [{"is_done": False, "place": place, "stack": []} for place in places]
+    stuck[2]["is_done"] = True
+    finding = order.hang(Run([[], [], []], stuck))
+    assert finding.text == "rank 2 has ended; rank 0 waits in barrier ()"
 
 
 def test_a_rank_that_was_killed_has_left_no_notes() -> None:

@@ -1764,4 +1764,99 @@ for x in mine():
     optimizer.step()
 """,
     ),
+    "one rank drops a gradient after the mean": Wrong(
+        "gradients differ",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+for x in mine():
+    optimizer.zero_grad()
+    ddp(x).square().mean().backward()
+    if rank == 0:
+        ddp.module[0].bias.grad = None
+    optimizer.step()
+""",
+    ),
+    "one seed for timesteps, and an evaluation that gathers": Wrong(
+        "same random numbers",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.time = nn.Embedding(50, 4)
+
+    def forward(self, x, t):
+        return self.layer(x + self.time(t))
+
+
+ddp = DDP(Net())
+optimizer = sgd(ddp)
+for number, x in enumerate(mine()):
+    t = torch.randint(50, (4,))
+    optimizer.zero_grad()
+    loss = (ddp(x, t) - x).square().mean()
+    loss.backward()
+    optimizer.step()
+    if number % 5 == 0:
+        dist.all_gather([torch.empty(()) for _ in range(world_size)], loss.detach())
+""",
+    ),
+    "a head of each rank's own outside of the wrapper": Wrong(
+        "other weights from the start",
+        """
+ddp = DDP(nn.Linear(4, 8))
+torch.manual_seed(rank)
+head = nn.Linear(8, 1)
+optimizer = torch.optim.SGD([*ddp.parameters(), *head.parameters()], lr=0.1)
+for x in mine():
+    optimizer.zero_grad()
+    head(ddp(x)).square().mean().backward()
+    optimizer.step()
+""",
+    ),
+    "no sampler, a seed for each rank, batches of a class of their own": Wrong(
+        "overlapping shares",
+        """
+class Batch:
+    def __init__(self, samples):
+        self.x, self.y = map(torch.stack, zip(*samples, strict=True))
+
+
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+torch.manual_seed(rank)
+for batch in DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=Batch):
+    step(ddp, optimizer, batch.x)
+""",
+    ),
+    "the loss is not divided, with a call of backward for each micro-batch": Wrong(
+        "loss not divided",
+        """
+ddp = DDP(make_model())
+optimizer = sgd(ddp)
+loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset))
+for number, (x, y) in enumerate(loader):
+    if number % 2 == 0:
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            (ddp(x) - y).square().mean().backward()
+    else:
+        (ddp(x) - y).square().mean().backward()
+        optimizer.step()
+""",
+    ),
+    "the second of two stages is not wrapped": Wrong(
+        "not in the mean",
+        """
+def train(model):
+    optimizer = sgd(model)
+    for x in mine():
+        step(model, optimizer, x)
+
+
+train(DDP(make_model()))
+train(make_model())
+""",
+    ),
 }
