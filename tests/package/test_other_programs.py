@@ -3,7 +3,7 @@
 import warnings
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -329,7 +329,7 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
 
 def first_tensor(value: Any) -> Tensor:
     while not isinstance(value, Tensor):
-        if isinstance(value, Answer):
+        if isinstance(value, Answer | Cached):
             value = value.logits
         elif isinstance(value, dict | UserDict):
             value = next(iter(value.values()))
@@ -514,6 +514,78 @@ def test_a_parameter_that_the_search_did_not_find(fn: Callable[[int], None]) -> 
         assert "re-entrant" not in message
 
 
+def of_a_checkpoint(rank: int) -> None:
+    class Net(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x.requires_grad_(), use_reentrant=True)
+
+    ddp = DDP(Net(), find_unused_parameters=True)
+    ddp(torch.randn(3, 5)).sum().backward()
+
+
+def two_forwards_through_two_branches(rank: int) -> None:
+    class Net(TwoHeads):
+        def forward(self, x: Tensor, head: str) -> Any:
+            return getattr(self, head)(self.body(x))
+
+    ddp = DDP(Net(), find_unused_parameters=True)
+    x = torch.randn(3, 5)
+    (ddp(x, "one").sum() + ddp(x, "two").sum()).backward()
+
+
+def test_the_search_looks_once_and_in_what_is_recorded() -> None:
+    for message in errors(of_a_checkpoint):
+        assert "pass use_reentrant=False to a checkpoint" in message
+    for message in errors(two_forwards_through_two_branches):
+        assert "call backward after each forward" in message
+
+
+@dataclass
+class Cached:
+    logits: Tensor
+    cache: Any = field(init=False)
+
+
+def around_itself(tensor: Tensor) -> Any:
+    output = {"output": tensor}
+    output["self"] = output  # type: ignore[assignment]
+    return output
+
+
+ODD_OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "a field that is not set": Cached,
+    "a cycle": around_itself,
+    "a class": lambda tensor: (tensor, Cached),
+    "deep": lambda tensor: deep(tensor, 3000),
+}
+
+
+def deep(value: Any, levels: int) -> Any:
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def odd_output(rank: int, kind: str) -> None:
+    class Net(Mlp):
+        def forward(self, x: Tensor) -> Any:
+            return ODD_OUTPUTS[kind](super().forward(x))
+
+    ddp = DDP(seeded(Net, rank))
+    inputs = parts(rank, 3, 5)
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        return first_tensor(net(x)).square().mean()
+
+    loss(ddp, inputs[rank]).backward()
+    ddp_cases.assert_same(ddp.module, mean_of(Net, inputs, loss), kind)
+
+
+@pytest.mark.parametrize("kind", ODD_OUTPUTS)
+def test_an_output_that_is_no_tree(kind: str) -> None:
+    on_ranks(odd_output, kind)
+
+
 # Kinds of parameters and gradients
 
 
@@ -574,6 +646,68 @@ def complex_weights(rank: int, hook: Any, tolerance: dict[str, float]) -> None:
 )
 def test_hooks_average_complex_weights(hook: Any, tolerance: dict[str, float]) -> None:
     on_ranks(complex_weights, hook, tolerance)
+
+
+def conjugated(rank: int, part: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 5, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.view_as_real(x.to(self.weight.dtype) @ self.weight.mH) - 0.5
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        return net(x).square().mean()
+
+    ddp = DDP(seeded(Net, rank))
+    inputs = parts(rank, 3, 5)
+    for _ in range(2):
+        ddp.zero_grad(set_to_none=part == "set to none")
+        loss(ddp, inputs[rank]).backward()
+        ddp_cases.assert_same(ddp.module, mean_of(Net, inputs, loss), part)
+
+
+@pytest.mark.parametrize("part", ["set to none", "kept"])
+def test_a_conjugated_gradient(part: str) -> None:
+    on_ranks(conjugated, part)
+
+
+class Marked(Tensor):
+    """A subclass whose operations go through `__torch_function__`."""
+
+
+def of_a_subclass(rank: int) -> None:
+    def build() -> nn.Module:
+        module = Mlp()
+        weight = module.first.weight.detach().as_subclass(Marked)
+        module.first.weight = nn.Parameter(weight)
+        return module
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        return net(x).square().mean()
+
+    ddp = DDP(seeded(build, rank))
+    inputs = parts(rank, 3, 5)
+    loss(ddp, inputs[rank]).backward()
+    ddp_cases.assert_same(ddp.module, mean_of(build, inputs, loss), "subclass")
+
+
+def test_a_parameter_of_a_subclass() -> None:
+    on_ranks(of_a_subclass)
+
+
+def expanded_buffer(rank: int) -> list[float]:
+    module = Mlp()
+    module.register_buffer("row", torch.arange(4.0).add(rank).expand(3, 4))
+    ddp = DDP(module)
+    ddp(torch.randn(2, 5)).sum().backward()
+    ddp(torch.randn(2, 5))
+    return ddp.module.row[1].tolist()
+
+
+def test_the_only_buffer_is_expanded() -> None:
+    assert on_ranks(expanded_buffer) == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def buffers_of_their_own(rank: int) -> list[int]:
@@ -637,6 +771,32 @@ def test_a_layer_converted_after_wrapping() -> None:
     for message in errors(converted_in_part, last_to_double):
         assert "'last.weight' is torch.float64" in message
         assert "convert the module, then wrap it" in message
+
+
+def there_and_back(rank: int, which: str) -> None:
+    ddp = DDP(Mlp())
+    part = ddp if which == "all" else ddp.module.last
+    part.double()
+    part.float()
+    ddp(torch.randn(2, 5)).sum().backward()
+
+
+@pytest.mark.parametrize("which", ["all", "a layer"])
+def test_a_model_converted_and_back_after_wrapping(which: str) -> None:
+    """Torch's hooks are gone as well, and each rank trains alone, silently."""
+    for message in errors(there_and_back, which):
+        assert f"'{'first' if which == 'all' else 'last'}.weight' was converted" in message
+        assert "convert the module, then wrap it" in message
+
+
+def in_inference_mode(rank: int) -> None:
+    with torch.inference_mode():
+        DDP(Mlp())
+
+
+def test_a_model_wrapped_in_inference_mode() -> None:
+    for message in errors(in_inference_mode):
+        assert "wrap it outside" in message
 
 
 def thawed(rank: int) -> None:

@@ -81,6 +81,11 @@ def check_module(
     output_device: int | torch.device | None,
 ) -> None:
     """Raise for a module that cannot be wrapped so, where torch can, as it."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "a module that is wrapped in inference_mode cannot be trained: "
+            "wrap it outside"
+        )
     if getattr(module, IGNORED, None):
         raise NotImplementedError(
             f"miniddp's DistributedDataParallel has no {IGNORED}: "
@@ -162,6 +167,14 @@ def check_parameter(
         )
 
 
+def converted_back(name: str) -> RuntimeError:
+    """The error of a parameter whose gradient comes past its hook."""
+    return RuntimeError(
+        f"{name!r} was converted or moved since it was wrapped, and back, so "
+        "its gradient no longer comes here: convert the module, then wrap it"
+    )
+
+
 def check_frozen(frozen: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise `RuntimeError` for a parameter that is trained only since."""
     for name, parameter in frozen:
@@ -223,8 +236,10 @@ def not_found(name: str) -> RuntimeError:
     return RuntimeError(
         "Expected to mark a variable ready only once: "
         f"{name!r} was not found in what forward returned, and yet got a "
-        "gradient: use parameters in forward alone, and return all tensors of "
-        "the loss, in lists, tuples, mappings or dataclasses"
+        "gradient: use parameters in forward alone, return all tensors of the "
+        "loss, in lists, tuples, mappings or dataclasses, pass "
+        "use_reentrant=False to a checkpoint, and call backward after each "
+        "forward"
     )
 
 

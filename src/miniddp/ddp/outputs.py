@@ -11,20 +11,27 @@ from torch.utils import _pytree as pytree
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Those in lists, tuples, mappings, dataclasses and pytrees, any depth."""
-    if isinstance(value, Tensor):
-        yield value
-        return
+    waiting = [value]
+    seen: dict[int, Any] = {}
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif id(part) not in seen:
+            seen[id(part)] = part
+            waiting += parts_of(part)
+
+
+def parts_of(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        inner = list(value.values())
-    elif isinstance(value, list | tuple | set):
-        inner = list(value)
-    elif is_dataclass(value):
-        inner = [getattr(value, field.name) for field in fields(value)]
-    else:
-        leaves = pytree.tree_leaves(value)
-        inner = [leaf for leaf in leaves if leaf is not value]
-    for part in inner:
-        yield from tensors_in(part)
+        return list(value.values())
+    if isinstance(value, list | tuple | set):
+        return list(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    if type(value) in pytree.SUPPORTED_NODES:
+        return pytree.tree_leaves(value)
+    return []
 
 
 def has_graph(value: Any) -> bool:

@@ -100,7 +100,7 @@ class Reducer:
         The hooks stand behind the nodes that accumulate, so that they run after
         all hooks of tensors, whenever a user registers these.
         """
-        self.nodes = [get_gradient_edge(p).node for p in self.parameters]
+        self.nodes = [node_of(parameter) for parameter in self.parameters]
         reducer = weakref.proxy(self)  # hooks do not keep the reducer alive
         handles = []
         for number, node in enumerate(self.nodes):
@@ -152,6 +152,8 @@ class Reducer:
             checks.check_parameter(
                 self.names[i], parameter, self.kinds[i], parameter in current
             )
+            if parameter.requires_grad and node_of(parameter) != self.nodes[i]:
+                raise checks.converted_back(self.names[i])
 
     def mark_ready(self, i: int) -> None:
         """Autograd has accumulated the gradient of parameter i."""
@@ -264,7 +266,7 @@ class Reducer:
             elif not same_memory(gradient, view):
                 raise checks.not_the_view(self.names[i])
         if gradients:
-            torch._foreach_copy_(gradients, means)
+            copy_all(gradients, means)
 
     @torch.no_grad()
     def rebuild_buckets(self) -> None:
@@ -293,6 +295,20 @@ def views_of(buckets: Sequence[Bucket]) -> dict[int, Tensor]:
         for bucket in buckets
         for i, view in zip(bucket.indices, bucket.gradients(), strict=True)
     }
+
+
+def node_of(parameter: Tensor) -> Any:
+    """The node that accumulates its gradient: another after `.data = …`."""
+    with torch._C.DisableTorchFunctionSubclass():  # which may add a node
+        return get_gradient_edge(parameter).node
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    try:
+        torch._foreach_copy_(targets, sources)
+    except RuntimeError:  # a target is conjugated, or negated, lazily
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
 
 def after_backward(fn: Callable[[], None]) -> None:
