@@ -18,7 +18,7 @@ if __name__ == "__main__" and sys.platform == "linux":
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # DDP would, too late: then it holds the group for ever
+import torch.distributed.nn  # before a group, or this holds it for ever
 
 STEPS, SAVE_EVERY, LOOK_EVERY = 400, 100, 10
 signals: list[int] = []

@@ -78,7 +78,7 @@ MUTATIONS = [
     Mutation(
         "gradients are not copied out of the bucket",
         "ddp/reducer.py",
-        "torch._foreach_copy_(gradients, means)",
+        "copy_all(gradients, means)",
         "pass",
         f"{DDP}test_like_torch[gradients_not_views-miniddp]",
     ),
