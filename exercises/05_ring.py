@@ -30,7 +30,7 @@ def all_gather_steps(rank: int, size: int) -> list[tuple[int, int]]:
 def all_reduce(tensor: Tensor) -> None:
     """Replace `tensor` on every rank by the sum over all ranks.
 
-    Each rank sends 2 (N - 1) messages. `tensor` has one dimension, and a length
+    Each rank sends 2 (N - 1) chunks. `tensor` has one dimension, and a length
     that N divides. Works for every N, also for 1.
     """
     raise NotImplementedError
