@@ -64,7 +64,7 @@ def broadcast_coalesced(
 def sendable(tensor: Tensor) -> Tensor:
     """A view of its elements, each once, in a dtype that backends know."""
     strides = tensor.stride()
-    if 0 in strides:  # an expanded tensor
+    if 0 in strides and not tensor.is_sparse:  # an expanded tensor
         once = tuple(slice(None) if stride else 0 for stride in strides)
         tensor = tensor[once]
     if tensor.dtype in SENT:

@@ -724,6 +724,17 @@ def test_buffers_that_nobody_copies_may_differ() -> None:
     assert on_ranks(buffers_of_their_own) == [[0, 0], [1, 1, 1]]
 
 
+def sparse_and_not_synchronised(rank: int) -> None:
+    module = Mlp()
+    module.register_buffer("graph", torch.eye(2).to_sparse())
+    DDP(module, init_sync=False)(torch.randn(2, 5))
+
+
+def test_a_sparse_buffer_is_never_left_out_silently() -> None:
+    for message in errors(sparse_and_not_synchronised):
+        assert "sparse" in message
+
+
 def lazy(rank: int, init_sync: bool) -> None:
     module = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))
     if rank == 1 and init_sync:
