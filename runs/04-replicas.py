@@ -164,7 +164,7 @@ show_ranks([waits, hang.outputs[1]])
 #
 # Batch normalisation keeps a running mean in a *buffer*: a tensor that is saved with the model but
 # that the optimizer does not train. Every rank sees other data, so a forward pass makes the buffers
-# differ, although every parameter is still the same. Before a forward pass of training, torch's
+# differ, although every parameter is still the same. Before most forward passes torch's
 # DistributedDataParallel broadcasts the buffers of rank 0. What the others had counted is
 # overwritten.
 
