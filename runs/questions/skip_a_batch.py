@@ -16,11 +16,12 @@ batches = [1.0, float("nan") if rank == 1 else 2.0, 3.0]
 steps = 0
 for batch in batches:
     x = torch.full((1, 1), batch)
-    usable = torch.tensor(float(x.isfinite().all()))
+    loss = ddp(x).sum()
+    usable = torch.tensor(float(loss.isfinite()))
     dist.all_reduce(usable, op=dist.ReduceOp.MIN)  # 1 only if it is on all
     if not usable:
-        continue  # before forward, on every rank
-    ddp(x).sum().backward()
+        continue  # before backward, on every rank
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     steps += 1
