@@ -1,7 +1,7 @@
 """Replicas: all ranks start from the same parameters and buffers."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -77,18 +77,22 @@ def verify_replicas(
     process_group: Group = None,
     values: bool = True,
     buffers: bool = True,
+    also: Sequence[str] = (),
 ) -> None:
     """Raise `ValueError` on every rank unless the ranks hold equal replicas.
 
     The error names the first parameter or buffer that differs in name, shape,
     layout, dtype, device type, `requires_grad` or values; or that is sparse or
-    of a lazy module. Only digests (#…) travel.
+    of a lazy module. Only digests (#…) travel. The lines of `also` must agree.
     """
     check_group(process_group)
     group = process_group or dist.group.WORLD
     ranks = dist.get_process_group_ranks(group)
     tensors = named_tensors(module, buffers)
-    mine = [_fingerprint(name, tensor, values) for name, tensor in tensors]
+    fingerprints = [
+        _fingerprint(name, tensor, values) for name, tensor in tensors
+    ]
+    mine = [*also, *fingerprints]
     replicas = [mine] * len(ranks)
     device_of = next(module.parameters(), torch.empty(0))
     with torch.cuda.device_of(device_of):
@@ -124,11 +128,13 @@ def check_dense(name: str, tensor: Tensor) -> None:
             f"{name!r} has no shape yet: its module is lazy, so run a forward "
             "pass on every rank before you wrap it"
         )
+    dense_only = "replicas hold dense parameters and buffers only"
+    if tensor.is_quantized:
+        raise ValueError(f"{name!r} is quantized: {dense_only}")
+    if tensor.is_nested:
+        raise ValueError(f"{name!r} is nested: {dense_only}")
     if tensor.layout != torch.strided:
-        raise ValueError(
-            f"{name!r} is sparse ({tensor.layout}): replicas hold dense "
-            "parameters and buffers only"
-        )
+        raise ValueError(f"{name!r} is sparse ({tensor.layout}): {dense_only}")
 
 
 def _fingerprint(name: str, tensor: Tensor, values: bool) -> str:
@@ -139,6 +145,8 @@ def _fingerprint(name: str, tensor: Tensor, values: bool) -> str:
 def _about(tensor: Tensor, values: bool) -> str:
     if is_lazy(tensor):
         return "of a lazy module, no shape yet"
+    if tensor.is_nested:
+        return "nested"
     about = f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}"
     about += " trained" if tensor.requires_grad else ""
     if tensor.layout != torch.strided:

@@ -71,7 +71,7 @@ MUTATIONS = [
     Mutation(
         "a second backward adds to the mean",
         "ddp/reducer.py",
-        "raise checks.averaged_already()",
+        "raise errors.averaged_already()",
         "pass",
         f"{DDP}test_a_second_backward_through_one_forward",
     ),

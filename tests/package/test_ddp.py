@@ -452,6 +452,47 @@ def test_a_module_that_is_frozen_on_one_rank() -> None:
         assert f"'first.weight' ((16, 5) torch.float32 {device().type}) on rank 1" in message
 
 
+def options_that_differ(rank: int, name: str, values: list[Any]) -> None:
+    miniddp.DistributedDataParallel(Mlp(), **{name: values[rank]})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("bucket_cap_mb", [None, 1]),
+        ("find_unused_parameters", [True, False]),
+        ("check_reduction", [False, True]),
+        ("forward_sync_buffers", [False, True]),
+    ],
+)
+def test_options_that_the_ranks_must_share(name: str, values: list[Any]) -> None:
+    for message in fails_on_every_rank(2, options_that_differ, name, values):
+        assert f"{name}={values[0]} on rank 0, {name}={values[1]} on rank 1" in message
+        assert "wrap it with the same options" in message
+
+
+def options_of_one_rank(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp(), gradient_as_bucket_view=rank == 0)
+    ddp(torch.randn(2, 5)).sum().backward()
+    ddp_cases.assert_equal_on_all_ranks(ddp.module)
+
+
+def test_an_option_that_a_rank_may_have_alone() -> None:
+    run(options_of_one_rank, 2)
+
+
+def another_default_device(rank: int) -> None:
+    ddp = miniddp.DistributedDataParallel(Mlp())
+    inputs = torch.randn(2, 2, 5)
+    with torch.device("meta"):
+        for x in inputs:
+            ddp(x).sum().backward()
+
+
+def test_under_another_default_device() -> None:
+    run(another_default_device, 2)
+
+
 def copy_of_a_sub_group(rank: int) -> None:
     group = dist.new_group([0, 1])
     copy.deepcopy(miniddp.DistributedDataParallel(Mlp(), process_group=group))

@@ -208,6 +208,31 @@ def test_a_hook_that_uses_the_gradient_up(when: str) -> None:
     on_ranks(step_inside_backward, when)
 
 
+def use_up_others(rank: int, options: dict[str, Any]) -> None:
+    """As LOMO's hook: it takes the gradients that came before its own."""
+    module = seeded(Mlp, rank)
+    ddp = DDP(module, **options)
+    last = module.second.bias
+    module.first.weight.register_hook(lambda _: setattr(last, "grad", None))
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(torch.randn(2, 5)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"check_reduction": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
+    ],
+)
+def test_a_hook_that_uses_up_other_gradients(options: dict[str, Any]) -> None:
+    for message in errors(use_up_others, options):
+        assert "gradient of 'second.bias' was there and is gone" in message
+
+
 # Wrappers that share a parameter
 
 
@@ -742,13 +767,9 @@ def lazy(rank: int, init_sync: bool) -> None:
     DDP(module, init_sync=init_sync)
 
 
-def sparse(rank: int, kind: str) -> None:
+def sparse(rank: int) -> None:
     module = nn.Linear(2, 2)
-    diagonal = torch.eye(2).to_sparse()
-    if kind == "buffer":
-        module.register_buffer("graph", diagonal)
-    else:
-        module.weight = nn.Parameter(diagonal)
+    module.weight = nn.Parameter(torch.eye(2).to_sparse())
     DDP(module)
 
 
@@ -758,10 +779,27 @@ def test_what_has_no_elements_is_refused_by_name() -> None:
     for message in errors(lazy, False):
         assert "'0.weight' has no shape yet" in message
         assert "run a forward pass" in message
-    for message in errors(sparse, "buffer"):
-        assert "'graph' is sparse" in message
-    for message in errors(sparse, "parameter"):
+    for message in errors(sparse):
         assert "'weight' is sparse" in message
+
+
+BUFFERS: dict[str, Callable[[], Tensor]] = {
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+}
+
+
+def with_a_buffer(rank: int, kind: str) -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", BUFFERS[kind]())
+    DDP(module)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_buffer_that_is_not_dense(kind: str) -> None:
+    for message in errors(with_a_buffer, kind):
+        assert f"ValueError: 'table' is {kind}" in message
 
 
 def converted_in_part(rank: int, convert: Callable[[Mlp], Any]) -> None:
@@ -860,6 +898,28 @@ def test_gradients_that_lie_in_each_others_places(cap_mb: float | None) -> None:
     for message in errors(exchanged, cap_mb):
         assert "bias' is not the expected DDP bucket view" in message
         assert "in another parameter's place" in message
+
+
+class Keeping(Mlp):
+    """Returns a tensor whose graph is older than this step, and lives longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.ones(2, requires_grad=True) * 2
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), self.kept
+
+
+def an_output_that_is_kept(rank: int) -> None:
+    ddp = DDP(Keeping())
+    for _ in range(5):
+        ddp(torch.randn(2, 5))[0].sum().backward()
+    assert len(ddp.module.kept._backward_hooks) == 1
+
+
+def test_hooks_on_an_output_do_not_pile_up() -> None:
+    on_ranks(an_output_that_is_kept)
 
 
 # Join

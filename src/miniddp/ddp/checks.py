@@ -1,7 +1,7 @@
 """What `DistributedDataParallel` refuses, each with a sentence."""
 
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,16 +22,6 @@ NOT_HERE = (
 IGNORED = "_ddp_params_and_buffers_to_ignore"
 """Names that torch's class reads from the module, and leaves out."""
 
-CURES = (
-    "Cure it by making sure all `forward` function outputs participate in "
-    "calculating loss, by freezing what is unused before wrapping, or by "
-    "passing the keyword argument `find_unused_parameters=True`."
-)
-CURES_OF_SEARCH = (
-    "`find_unused_parameters=True` has found them in the graph of forward's "
-    "output, but the loss does not use them: make sure that all `forward` "
-    "function outputs participate in calculating loss."
-)
 NO_JOIN = (
     "miniddp's DistributedDataParallel has no join: give every rank as many "
     "batches (DistributedSampler), or use torch's class"
@@ -64,14 +54,18 @@ def buffer_sync(
     return broadcast is not False, broadcast is not False
 
 
-def check_alike(module: nn.Module, group: Group, buffers: bool) -> None:
-    """Raise `ValueError` on every rank unless all can hold the same numbers."""
+def check_alike(
+    module: nn.Module, group: Group, buffers: bool, options: Sequence[str]
+) -> None:
+    """Raise `ValueError` on every rank unless all will send the same."""
     try:
-        verify_replicas(module, group, values=False, buffers=buffers)
+        verify_replicas(
+            module, group, values=False, buffers=buffers, also=options
+        )
     except ValueError as error:
         raise ValueError(
             f"{error}; build, load and convert the module alike on every rank, "
-            "then wrap it"
+            "then wrap it with the same options"
         ) from None
 
 
@@ -167,14 +161,6 @@ def check_parameter(
         )
 
 
-def converted_back(name: str) -> RuntimeError:
-    """The error of a parameter whose gradient comes past its hook."""
-    return RuntimeError(
-        f"{name!r} was converted or moved since it was wrapped, and back, so "
-        "its gradient no longer comes here: convert the module, then wrap it"
-    )
-
-
 def check_frozen(frozen: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise `RuntimeError` for a parameter that is trained only since."""
     for name, parameter in frozen:
@@ -210,87 +196,6 @@ def check_gradients(
                 f"was {dtype} when it was wrapped: gradients need the dtype of "
                 "their parameters"
             )
-
-
-def ready_twice(name: str, in_another_pass: bool) -> RuntimeError:
-    """The error of a parameter whose gradient came twice after one forward."""
-    twice = (
-        "Expected to mark a variable ready only once: "
-        f"{name!r} got its gradient twice "
-    )
-    if in_another_pass:
-        return RuntimeError(
-            f"{twice}after one forward, in two backward passes: add the losses "
-            "and call backward once, or give each loss a forward of its own "
-            "and run all but the last inside no_sync()"
-        )
-    return RuntimeError(
-        f"{twice}in one backward pass: a part of the model runs in a "
-        "re-entrant checkpoint (pass use_reentrant=False), or uses the "
-        "parameter outside of what forward returns"
-    )
-
-
-def not_found(name: str) -> RuntimeError:
-    """The error of a gradient that the search had given up."""
-    return RuntimeError(
-        "Expected to mark a variable ready only once: "
-        f"{name!r} was not found in what forward returned, and yet got a "
-        "gradient: use parameters in forward alone, return all tensors of the "
-        "loss, in lists, tuples, mappings or dataclasses, pass "
-        "use_reentrant=False to a checkpoint, and call backward after each "
-        "forward"
-    )
-
-
-def averaged_already() -> RuntimeError:
-    """The error of a backward pass whose gradients nobody would average."""
-    return RuntimeError(
-        "backward ran again through a forward pass whose gradients are "
-        "averaged already: add the losses and call backward once, or run all "
-        "but the last forward and backward inside no_sync()"
-    )
-
-
-def not_the_view(name: str) -> RuntimeError:
-    """The error of a gradient that is no longer a view of its bucket."""
-    return RuntimeError(
-        f"gradient of {name!r} is not the expected DDP bucket view with "
-        "gradient_as_bucket_view=True: another wrapper has the same parameter, "
-        "a hook has replaced .grad during backward, or it lies in another "
-        "parameter's place"
-    )
-
-
-def not_finished(
-    names: Sequence[str], ready: Container[int], cures: str
-) -> RuntimeError:
-    """The error of a forward pass after a backward that left gradients out."""
-    missing = [name for i, name in enumerate(names) if i not in ready]
-    return RuntimeError(
-        "Expected to have finished reduction in the prior iteration before "
-        "starting a new one: parameters which did not receive grad for rank "
-        f"{dist.get_rank()}: {shortened(missing)}. {cures}"
-    )
-
-
-def left_out(
-    names: Sequence[str], counts: Sequence[int], world_size: int
-) -> RuntimeError:
-    """The error of a backward pass that left gradients out on some rank."""
-    missing = [
-        f"{name!r} (on {world_size - count} of {world_size} ranks)"
-        for name, count in zip(names, counts, strict=True)
-        if count < world_size
-    ]
-    return RuntimeError(
-        f"{len(missing)} parameter(s) got no gradient in this backward pass: "
-        f"{shortened(missing)}. {CURES}"
-    )
-
-
-def shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
 
 
 def check_default_group(process_group: dist.ProcessGroup | None) -> None:

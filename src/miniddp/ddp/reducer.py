@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from miniddp.bucket import (
     Bucket,
@@ -32,7 +31,8 @@ from miniddp.bucket import (
     dense_stride,
     same_memory,
 )
-from miniddp.ddp import checks
+from miniddp.ddp import checks, errors
+from miniddp.ddp.autograd import after_backward, call, node_of, remove_all
 from miniddp.ddp.outputs import tensors_with_graph
 from miniddp.hooks import Hook, wait_for
 
@@ -49,7 +49,7 @@ class Reducer:
         rebuild: after the first backward, plan the buckets in its order.
     """
 
-    cures = checks.CURES
+    cures = errors.CURES
 
     def __init__(
         self,
@@ -77,9 +77,11 @@ class Reducer:
         self.backwards = 0  # that have ended since forward
         self.too_late = False  # this one's gradients are averaged already
         self.ready: list[int] = []  # parameters, in order
+        self.without: set[int] = set()  # these have come, without a gradient
         self.first_order: list[int] = []
         self.launched: list[tuple[Bucket, Any]] = []
         self.unused_everywhere: set[int] = set()
+        self.at_output = partial(call, weakref.WeakMethod(self.begin_backward))
         self.new_buckets(sys.maxsize if rebuild else cap_mb)
         self.add_hooks()
 
@@ -105,7 +107,9 @@ class Reducer:
         handles = []
         for number, node in enumerate(self.nodes):
 
-            def hook(_inputs: Any, _outputs: Any, i: int = number) -> None:
+            def hook(_: Any, gradients: Any, i: int = number) -> None:
+                if gradients[0] is None:
+                    reducer.without.add(i)
                 reducer.mark_ready(i)
 
             handles.append(node.register_hook(hook))
@@ -117,15 +121,17 @@ class Reducer:
         self.in_backward = False
         self.backwards = 0
         self.ready = []
+        self.without.clear()
         launched = self.launched
         self.launched = []
         for bucket, work in launched:  # after an error in backward
             wait_for(work, bucket)
         for bucket in self.buckets:
             bucket.pending = set(bucket.indices)
-        begin_backward = weakref.WeakMethod(self.begin_backward)
         for tensor in tensors_with_graph(output):
-            tensor.register_hook(partial(call, begin_backward))
+            hooks = tensor._backward_hooks or {}
+            if self.at_output not in hooks.values():  # else one kept by a user
+                tensor.register_hook(self.at_output)
         return output
 
     def begin_backward(self) -> None:
@@ -153,19 +159,19 @@ class Reducer:
                 self.names[i], parameter, self.kinds[i], parameter in current
             )
             if parameter.requires_grad and node_of(parameter) != self.nodes[i]:
-                raise checks.converted_back(self.names[i])
+                raise errors.converted_back(self.names[i])
 
     def mark_ready(self, i: int) -> None:
         """Autograd has accumulated the gradient of parameter i."""
         if not self.expecting:
             if self.too_late:
-                raise checks.averaged_already()
+                raise errors.averaged_already()
             if self.in_backward:  # the means came before all of it was done
-                raise checks.ready_twice(self.names[i], in_another_pass=False)
+                raise errors.ready_twice(self.names[i], in_another_pass=False)
             return
         pending = self.bucket_of[i].pending
         if i not in pending:
-            raise checks.ready_twice(self.names[i], self.backwards > 0)
+            raise errors.ready_twice(self.names[i], self.backwards > 0)
         pending.remove(i)
         self.ready.append(i)
         if not pending:
@@ -188,8 +194,12 @@ class Reducer:
         parameters = bucket.parameters()
         views = bucket.gradients()
         gradients = [
-            view.zero_() if (gradient := parameter.grad) is None else gradient
-            for parameter, view in zip(parameters, views, strict=True)
+            self.zeros(i, view)
+            if (gradient := parameter.grad) is None
+            else gradient
+            for i, parameter, view in zip(
+                bucket.indices, parameters, views, strict=True
+            )
         ]
         checks.check_gradients(self.names, bucket, gradients)
         if self.as_views:
@@ -200,6 +210,13 @@ class Reducer:
         if self.as_views:
             self.point_to_bucket(bucket, gradients)
 
+    def zeros(self, i: int, view: Tensor) -> Tensor:
+        """What stands in the bucket for a parameter without a gradient."""
+        own_hooks = self.parameters[i]._post_accumulate_grad_hooks
+        if i not in self.without and not own_hooks:
+            raise errors.used_up(self.names[i])
+        return view.zero_()
+
     def check_places(self, bucket: Bucket, gradients: Sequence[Tensor]) -> None:
         """Raise for one that lies where another gradient goes."""
         addresses = [gradient.data_ptr() for gradient in gradients]
@@ -209,7 +226,7 @@ class Reducer:
             bucket.indices, addresses, bucket.addresses, strict=True
         ):
             if address != place and address in self.places:
-                raise checks.not_the_view(self.names[i])
+                raise errors.not_the_view(self.names[i])
 
     def point_to_bucket(
         self, bucket: Bucket, gradients: Sequence[Tensor]
@@ -264,7 +281,7 @@ class Reducer:
                 gradients.append(gradient)
                 means.append(view)
             elif not same_memory(gradient, view):
-                raise checks.not_the_view(self.names[i])
+                raise errors.not_the_view(self.names[i])
         if gradients:
             copy_all(gradients, means)
 
@@ -274,10 +291,11 @@ class Reducer:
         if self.expecting and self.ready:
             self.expecting = False
             self.in_backward = False
-            raise checks.not_finished(self.names, set(self.ready), self.cures)
+            raise errors.not_finished(self.names, set(self.ready), self.cures)
         if self.rebuilt or not self.first_order:
             return
-        order = torch.tensor(self.first_order).to(self.parameters[0].device)
+        device = self.parameters[0].device
+        order = torch.tensor(self.first_order, device=device)
         dist.broadcast(order, group=self.group, group_src=0)
         self.first_order = order.tolist()
         before = views_of(self.buckets)
@@ -297,31 +315,9 @@ def views_of(buckets: Sequence[Bucket]) -> dict[int, Tensor]:
     }
 
 
-def node_of(parameter: Tensor) -> Any:
-    """The node that accumulates its gradient: another after `.data = …`."""
-    with torch._C.DisableTorchFunctionSubclass():  # which may add a node
-        return get_gradient_edge(parameter).node
-
-
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     try:
         torch._foreach_copy_(targets, sources)
     except RuntimeError:  # a target is conjugated, or negated, lazily
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
-
-
-def after_backward(fn: Callable[[], None]) -> None:
-    """Have autograd call `fn` when the backward pass that runs now is over."""
-    torch.autograd.Variable._execution_engine.queue_callback(fn)
-
-
-def call(method: weakref.WeakMethod[Callable[[], None]], _: Tensor) -> None:
-    """Call the method if its object still lives."""
-    if bound := method():
-        bound()
-
-
-def remove_all(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()

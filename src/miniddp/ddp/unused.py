@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from miniddp.ddp import checks
+from miniddp.ddp import errors
 from miniddp.ddp.outputs import join_graphs, reached_leaves
 from miniddp.ddp.reducer import Reducer
 
@@ -19,7 +19,7 @@ from miniddp.ddp.reducer import Reducer
 class SearchingReducer(Reducer):
     """`find_unused_parameters=True`: buckets do not wait for the unused."""
 
-    cures = checks.CURES_OF_SEARCH
+    cures = errors.CURES_OF_SEARCH
 
     def __init__(
         self,
@@ -43,7 +43,9 @@ class SearchingReducer(Reducer):
         ]
         self.not_found = set(self.unused)
         self.check_parameters(self.unused)
-        return super().prepare_for_backward(join_graphs(output))
+        output = super().prepare_for_backward(join_graphs(output))
+        self.without.update(self.unused)
+        return output
 
     def mark_ready(self, i: int) -> None:
         with self.lock:
@@ -51,7 +53,7 @@ class SearchingReducer(Reducer):
             while self.expecting and self.unused:
                 super().mark_ready(self.unused.pop())
             if self.expecting and i in self.not_found:
-                raise checks.not_found(self.names[i])
+                raise errors.not_found(self.names[i])
             super().mark_ready(i)
 
     def finish(self) -> None:
@@ -102,5 +104,5 @@ class CheckingReducer(Reducer):
             return
         if min(counts) < self.world_size:
             self.expecting = False
-            raise checks.left_out(self.names, counts, self.world_size)
+            raise errors.left_out(self.names, counts, self.world_size)
         super().launch_full_buckets()

@@ -77,7 +77,13 @@ class DistributedDataParallel(nn.Module):
             broadcast_buffers, forward_sync_buffers
         )
         if init_sync:
-            checks.check_alike(module, process_group, buffers_at_start)
+            shared = [
+                f"bucket_cap_mb={bucket_cap_mb}",
+                f"find_unused_parameters={find_unused_parameters}",
+                f"check_reduction={check_reduction}",
+                f"forward_sync_buffers={self.forward_sync_buffers}",
+            ]
+            checks.check_alike(module, process_group, buffers_at_start, shared)
             replicate.broadcast_module(
                 module, process_group, buffers=buffers_at_start
             )
