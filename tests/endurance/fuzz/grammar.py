@@ -84,6 +84,10 @@ def draw(seed: int) -> Spec:
         kind = rng.choice(["tensor", *HOOKS])
         when, on = rng.choice(["before", "after"]), rng.choice(["all", "one"])
         spec["hook"] = {"kind": kind, "when": when, "on": on}
+    if chance(0.03) and "init sync" not in spec:
+        alone, value = rng.choice([("views", True), ("cap", 0.001)])
+        spec["option of rank 0"] = alone
+        spec.setdefault(alone, value)
     return spec
 
 

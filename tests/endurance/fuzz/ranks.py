@@ -60,7 +60,8 @@ class Found:
     reference: list[Outcome] = field(default_factory=list)
 
 
-def options(spec: Spec) -> dict[str, Any]:
+def options(spec: Spec, rank: int) -> dict[str, Any]:
+    alone = spec.get("option of rank 0") if rank else None
     names = {
         "views": "gradient_as_bucket_view",
         "cap": "bucket_cap_mb",
@@ -70,7 +71,7 @@ def options(spec: Spec) -> dict[str, Any]:
         "forward sync buffers": "forward_sync_buffers",
         "init sync": "init_sync",
     }
-    return {option: spec[name] for name, option in names.items() if name in spec}
+    return {option: spec[name] for name, option in names.items() if name in spec and name != alone}
 
 
 def register_comm_hook(spec: Spec, which: str, model: nn.Module) -> None:
@@ -93,7 +94,7 @@ def register_comm_hook(spec: Spec, which: str, model: nn.Module) -> None:
 
 def run_to_end(spec: Spec, rank: int, which: str) -> Trace:
     def wrap(module: nn.Module) -> nn.Module:
-        ddp: nn.Module = CLASSES[which](module, **options(spec))
+        ddp: nn.Module = CLASSES[which](module, **options(spec, rank))
         return ddp
 
     running = program(spec, rank, wrap, lambda model: register_comm_hook(spec, which, model))
