@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before a group, or this holds it for ever
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule, tensorboard_trace_handler
@@ -70,8 +71,8 @@ def main() -> None:
         for _ in range(8):
             train_step()
             profiler.step()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # the wrapper is gone: it has held the group

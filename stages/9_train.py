@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before a group, or this holds it for ever
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader, DistributedSampler
@@ -249,9 +250,8 @@ def load(path, objects, options):
     """Go on from a checkpoint; the steps that it has seen."""
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name in ("batch", "seed"):  # from these and the step follows the place
-        before = state[name]
-        if before != getattr(options, name):
-            raise ValueError(f"{path} was saved with --{name} {before}")
+        if state[name] != getattr(options, name):
+            raise ValueError(f"{path} was saved with --{name} {state[name]}")
     for name, part in objects.items():
         part.load_state_dict(state[name])
     return state["step"]
