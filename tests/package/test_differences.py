@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
@@ -61,6 +62,76 @@ def a_gradient_is_missing(rank: int) -> None:
 )
 def test_a_gradient_is_missing() -> None:
     on_two_ranks(a_gradient_is_missing)
+
+
+def options_differ(rank: int) -> None:
+    cap = {"bucket_cap_mb": 25 if rank else 0}
+    sent: list[int] = []
+
+    def note(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        sent.append(bucket.index())
+        return default_hooks.allreduce_hook(None, bucket)
+
+    theirs = TorchDDP(Mlp(), **cap)
+    theirs.register_comm_hook(None, note)
+    for _ in range(2):  # the second step has the buckets of the options
+        sent.clear()
+        theirs(inputs()).sum().backward()
+    assert_equal_on_all_ranks(theirs)
+    assert sent == list(range(6)), "one for each parameter, as rank 0 wants it"
+    with pytest.raises(ValueError, match="bucket_cap_mb=0 on rank 0, bucket_cap_mb=25 on rank 1"):
+        OurDDP(Mlp(), **cap)
+
+
+@row(
+    "differ",
+    says="A `bucket_cap_mb` that differs between the ranks.",
+    torch="Rank 0's buckets, without a word.",
+    miniddp="The constructor raises on every rank, and names the option.",
+)
+def test_options_differ() -> None:
+    on_two_ranks(options_differ)
+
+
+def others_gradients_used_up(rank: int) -> None:
+    for wrap in (TorchDDP, OurDDP):
+        module = Mlp()
+        ddp = wrap(module)
+        last = module.second.bias
+        module.first.weight.register_hook(lambda _, last=last: setattr(last, "grad", None))
+        if wrap is TorchDDP:
+            ddp(inputs()).sum().backward()
+            assert_equal_on_all_ranks(ddp)
+        else:
+            with pytest.raises(RuntimeError, match=r"'second.bias' was there and is gone"):
+                ddp(inputs()).sum().backward()
+
+
+@row(
+    "differ",
+    says="A hook sets `.grad` of another parameter to `None`.",
+    torch="It has a copy: `.grad` is the mean again.",
+    miniddp="Raises: buckets are filled when they are full.",
+)
+def test_others_gradients_used_up() -> None:
+    on_two_ranks(others_gradients_used_up)
+
+
+def names_of_a_state(rank: int) -> None:
+    theirs = get_model_state_dict(TorchDDP(nn.Linear(2, 2)))
+    ours = get_model_state_dict(OurDDP(nn.Linear(2, 2)))
+    assert [*theirs] == ["weight", "bias"]
+    assert [*ours] == ["module.weight", "module.bias"]
+
+
+@row(
+    "differ",
+    says="The names that `get_model_state_dict(ddp)` gives.",
+    torch="Those of the module.",
+    miniddp="With `module.` before each: give it `ddp.module`.",
+)
+def test_names_of_a_state() -> None:
+    on_two_ranks(names_of_a_state)
 
 
 def two_forwards_then_two_backwards(rank: int) -> None:
