@@ -127,6 +127,16 @@ KNOWN = [
         ),
     ),
     Known(
+        "a wrapper inside a model that rank 0 evaluates alone copies the buffers there: it waits, "
+        "as torch's",
+        ("hangs",),
+        lambda spec, verdict: (
+            spec.get("wrap") == "inside"
+            and any(step.get("before") == "evaluation on rank 0" for step in spec["steps"])
+            and verdict.why == "torch's, too"
+        ),
+    ),
+    Known(
         "two wrappers of one model that search send in each rank's own order where graphs differ; "
         "with views torch notices before it waits",
         ("error",),
