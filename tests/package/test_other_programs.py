@@ -922,6 +922,33 @@ def test_hooks_on_an_output_do_not_pile_up() -> None:
     on_ranks(an_output_that_is_kept)
 
 
+# torch.compile
+
+
+def compiled_wrapper(rank: int) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    module = seeded(Mlp, rank)
+    ddp = DDP(module)
+    compiled = torch.compile(ddp, backend=backend)
+    inputs = parts(rank, 6, 5)
+    for _ in range(3):  # buckets are rebuilt before the second
+        module.zero_grad()
+        compiled(inputs[rank]).square().mean().backward()
+    assert len(graphs) == 1, "of the module, and nothing else"
+    alone = mean_of(Mlp, inputs, lambda model, x: model(x).square().mean())
+    for parameter, other in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, **CLOSE)
+
+
+def test_the_compiler_sees_the_module_alone() -> None:
+    on_ranks(compiled_wrapper)
+
+
 # Join
 
 

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+PLAIN = frozenset({bool, bytes, complex, float, int, str, type(None)})
+"""Types that hold no tensors, of which an output may have many."""
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Those in lists, tuples, mappings, dataclasses and pytrees, any depth."""
@@ -15,6 +18,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     seen: dict[int, Any] = {}
     while waiting:
         part = waiting.pop()
+        if type(part) in PLAIN:
+            continue
         if isinstance(part, Tensor):
             yield part
         elif id(part) not in seen:

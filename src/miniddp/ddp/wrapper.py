@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
 from miniddp import replicate
@@ -105,8 +106,17 @@ class DistributedDataParallel(nn.Module):
         ]
         self.reducer = build_reducer(self)
 
+    @_disable_dynamo(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module; prepare for the backward pass that follows."""
+        """Call the module; prepare for the backward pass that follows.
+
+        `torch.compile` sees the module alone.
+        """
+        inputs, kwargs = self._pre_forward(inputs, kwargs)
+        return self._post_forward(self.module(*inputs, **kwargs))
+
+    @_disable_dynamo
+    def _pre_forward(self, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
         if torch.is_grad_enabled():
             checks.check_frozen(self.frozen)
             self.reducer.rebuild_buckets()
@@ -117,8 +127,11 @@ class DistributedDataParallel(nn.Module):
         if self.device_ids:
             to = {"device": self.device_ids[0], "non_blocking": True}
             move = partial(pytree.tree_map_only, Tensor, lambda t: t.to(**to))
-            inputs, kwargs = move(inputs), move(kwargs)
-        output = self.module(*inputs, **kwargs)
+            return move(inputs), move(kwargs)
+        return inputs, kwargs
+
+    @_disable_dynamo
+    def _post_forward(self, output: Any) -> Any:
         sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         self.require_forward_param_sync = sync
         return self.reducer.prepare_for_backward(output) if sync else output
