@@ -445,6 +445,32 @@ def test_prefetch() -> None:
     assert not methods(zero.FullyShardedModule, nn.Module) & methods(FSDPModule)
 
 
+def compiled_graphs(rank: int) -> None:
+    counts = []
+    for wrap in (TorchDDP, OurDDP):
+        graphs: list[Any] = []
+
+        def backend(graph: Any, _: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(graph)
+            return graph
+
+        ddp = torch.compile(wrap(Mlp(600)), backend=backend)  # over a MiB
+        ddp(inputs()).sum().backward()
+        counts.append(len(graphs))
+    theirs, ours = counts
+    assert theirs > 1
+    assert ours == 1
+
+
+@row(
+    "only torch",
+    says="A compiled graph, cut where buckets end, so that they leave during backward",
+    miniddp="no",
+)
+def test_compiled_graphs_are_cut() -> None:
+    on_two_ranks(compiled_graphs)
+
+
 def test_nothing_that_only_torch_has_is_left_out() -> None:
     assert set(checks.NOT_HERE.split()) == DDP_OPTIONS.keys() | {"param_to_hook_all_reduce"}
     lacking = methods(TorchDDP, nn.Module) - methods(OurDDP)
