@@ -60,7 +60,7 @@ def lines_of_one(trace: DeviceTrace) -> list[str]:
     rows["all"] = whole
     lines = [title(trace), ""]
     lines += table_of_figures("step", rows)
-    lines += ["", "idle, in ms, until …     host launched  launch took effect  other"]
+    lines += ["", "idle, in ms                  host late  gaps under 30 µs  other"]
     lines.append(idle_row("on all streams", whole.idle))
     for stream, idle in idle_by_stream(trace.work).items():
         lines.append(idle_row(f"on stream {stream}", idle))
@@ -131,7 +131,7 @@ def table_of_figures(first: str, rows: dict[str, Figures]) -> list[str]:
 
 def idle_row(label: str, idle: Idle) -> str:
     return (
-        f"{label:24} {1e3 * idle.host_wait:13,.2f}  {1e3 * idle.kernel_wait:18,.2f}"
+        f"{label:24} {1e3 * idle.host_wait:13,.2f}  {1e3 * idle.kernel_wait:16,.2f}"
         f"  {1e3 * idle.other:5,.2f}"
     )
 
