@@ -49,7 +49,8 @@ def _done(value: Tensor) -> Mean:
 
 def _average(tensor: Tensor, process_group: Group) -> Mean:
     """Divide, then add: the sum of undivided float16 could overflow."""
-    tensor.div_(dist.get_world_size(process_group))
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    numbers.div_(dist.get_world_size(process_group))
     work = dist.all_reduce(tensor, group=process_group, async_op=True)
     future: Mean = work.get_future().then(lambda _: tensor)
     return future

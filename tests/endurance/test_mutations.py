@@ -129,7 +129,7 @@ MUTATIONS = [
     Mutation(
         "a hook sums without dividing",
         "hooks.py",
-        "tensor.div_(dist.get_world_size(process_group))",
+        "numbers.div_(dist.get_world_size(process_group))",
         "pass",
         "tests/package/test_hooks.py::test_the_mean_up_to_the_precision_of_what_is_sent",
     ),

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional as F
 
 import miniddp
@@ -136,3 +137,23 @@ def test_torch_takes_these_hooks_too() -> None:
     assert torch.equal(mean, other_mean)
     torch.testing.assert_close(mean, (local + other_local) / 2)
     torch.testing.assert_close(rounded, mean, rtol=1e-2, atol=1e-4)
+
+
+def complex_mean(rank: int) -> None:
+    """A third of a complex number rounds as its two parts do."""
+    means = []
+    for wrap, hook in (
+        (nn.parallel.DistributedDataParallel, default_hooks.allreduce_hook),
+        (miniddp.DistributedDataParallel, hooks.allreduce_hook),
+    ):
+        torch.manual_seed(0)
+        ddp = wrap(nn.Linear(7, 9, dtype=torch.complex64))
+        ddp.register_comm_hook(None, hook)
+        torch.manual_seed(1 + rank)
+        ddp(torch.randn(5, 7, dtype=torch.complex64)).abs().square().sum().backward()
+        means.append(ddp.module.weight.grad)
+    assert torch.equal(*means)
+
+
+def test_a_complex_mean_has_torchs_bits() -> None:
+    run(complex_mean, 3)
