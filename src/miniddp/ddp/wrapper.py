@@ -45,7 +45,7 @@ class DistributedDataParallel(nn.Module):
 
     Raises `RuntimeError` without process group or anything to train, and in
     `forward` after a backward that left a gradient out; `ValueError` if the
-    ranks' modules differ or a device does not fit.
+    ranks' modules or options differ, or a device does not fit.
     """
 
     def __init__(
