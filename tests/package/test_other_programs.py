@@ -922,6 +922,27 @@ def test_hooks_on_an_output_do_not_pile_up() -> None:
     on_ranks(an_output_that_is_kept)
 
 
+# torch.func
+
+
+def through_a_transform(rank: int) -> None:
+    """The slope of one rank's loss, by a transform; then a step as always."""
+    module = seeded(Mlp, 0)
+    ddp = DDP(module)
+    x = parts(rank, 6, 5)[rank]
+    for _ in range(2):
+        slope = torch.func.grad(lambda x: ddp(x).square().mean())(x)
+        own = torch.func.grad(lambda x: module(x).square().mean())(x)
+        torch.testing.assert_close(slope, own)
+        module.zero_grad()
+        ddp(x).square().mean().backward()
+        assert_equal_on_all_ranks(module)
+
+
+def test_a_transform_of_the_wrapper() -> None:
+    on_ranks(through_a_transform)
+
+
 # torch.compile
 
 

@@ -11,7 +11,9 @@ from torch.autograd.graph import get_gradient_edge
 
 def node_of(parameter: Tensor) -> Any:
     """The node that accumulates its gradient: another after `.data = …`."""
-    with torch._C.DisableTorchFunctionSubclass():  # which may add a node
+    subclass = torch._C.DisableTorchFunctionSubclass()  # which may add a node
+    transform = torch._C._DisableFuncTorch()  # which has a graph of its own
+    with subclass, transform:
         return get_gradient_edge(parameter).node
 
 
