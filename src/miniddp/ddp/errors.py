@@ -28,8 +28,8 @@ def used_up(name: str) -> RuntimeError:
     """The error of a gradient that is missing when its bucket is filled."""
     return RuntimeError(
         f"gradient of {name!r} was there and is gone before it was averaged: a "
-        "hook of another parameter has used it up; let a hook take only the "
-        "gradient of its own parameter, or do it after backward"
+        "hook of another parameter, or an optimizer that steps in backward, "
+        "has used it up; step after backward"
     )
 
 

@@ -294,6 +294,10 @@ class Reducer:
             raise errors.not_finished(self.names, set(self.ready), self.cures)
         if self.rebuilt or not self.first_order:
             return
+        with torch._C._DisableFuncTorch():  # forward may be in a transform
+            self.build_in_order_of_rank_0()
+
+    def build_in_order_of_rank_0(self) -> None:
         device = self.parameters[0].device
         order = torch.tensor(self.first_order, device=device)
         dist.broadcast(order, group=self.group, group_src=0)
