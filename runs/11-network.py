@@ -143,7 +143,10 @@ table(
 )
 
 # %% name="sum-values" badge="computed"
-record(inside_wait_s=4 * BATCH / rates[FAST, 4] - compute)
+record(
+    inside_wait_s=4 * BATCH / rates[FAST, 4] - compute,
+    between_wait_s=GPUS * BATCH / rates[FAST, GPUS] - compute,
+)
 
 # %% [markdown]
 # ## Every training without overlap
@@ -300,6 +303,7 @@ record(
     job_optimizer_ms=1e3 * job.OPTIMIZER,
     job_gradients_gb=job.GRADIENT_BYTES / 1e9,
     job_sheet_ms=1e3 * job.GRADIENT_BYTES * volume("ring", 16) / INFINIBAND,
+    job_sheet_one_card_s=job.GRADIENT_BYTES * volume("ring", 16) / (100e9 / 8),
     job_messages_ms=1e3 * fast.communication,
     job_measured_ms=1e3 * measured_seconds,
     job_copies_ms=1e3 * sum(h100.COPIES) * job.GRADIENT_BYTES,

@@ -211,7 +211,10 @@ class Reducer:
             self.point_to_bucket(bucket, gradients)
 
     def zeros(self, i: int, view: Tensor) -> Tensor:
-        """What stands in the bucket for a parameter without a gradient."""
+        """What stands in the bucket for a parameter without a gradient.
+
+        Raises if it had one, and no hook of its own that may have used it.
+        """
         own_hooks = self.parameters[i]._post_accumulate_grad_hooks
         if i not in self.without and not own_hooks:
             raise errors.used_up(self.names[i])
